@@ -1,12 +1,19 @@
-"""An autoregressive model of tokens whose joint law is known."""
+"""An autoregressive model of tokens whose joint law is known, and the test of that law."""
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from gaussian_head import GaussianData
+from laws import ks_p_value
+from scipy.stats import chi2, norm
 
 from cspd_jax.diffusion.schedule import make_schedule
+from cspd_jax.image import generate, resolve
+from cspd_jax.image.order import guidance_scale, random_order
+from cspd_jax.keys import Purpose, purpose_keys, row_keys
+from cspd_jax.models import ImageModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +31,12 @@ class LinearTokens:
     spec: str = "ddim10"
     variance: float = 0.09
     narrower: float = 0.0
+    num_classes: int = 2
+    variant: str = ""  # another one is compiled anew: for a sampler whose parts were replaced
+
+    @property
+    def respacing(self):
+        return self.spec
 
     def head(self, mean=1.0):
         return GaussianData(self.spec, mean, self.variance)
@@ -52,20 +65,76 @@ class LinearTokens:
         out = out.at[:, self.token_dim :].add(-self.narrower)
         return out.at[:, : self.token_dim].add(-jnp.sqrt((1 - abar) * abar) * z / spread)
 
-    def noise_of(self, tokens, groups, scales, temperature=1.0):
-        """The noise that tokens [N, L, d] in reveal order are made of, whitened: independent normals.
+    def law(self, respacing, temperature=1.0):
+        """Returns (kappa, V): a token is kappa * scale * z + noise of variance V, guided by this scale."""
+        return GaussianData(respacing, 1.0, self.variance).marginal(temperature=temperature)
 
-        scales: of each group, [] or [N].
-        """
-        kappa, variance = self.head(1.0).marginal(final_noise=True, temperature=temperature)
-        tokens = np.asarray(tokens, np.float64)
-        found = np.empty_like(tokens)
-        for group, scale in zip(groups, scales, strict=True):
-            before = tokens[:, : group.start]
-            mean = before.mean(1) if group.start else np.zeros_like(tokens[:, 0])
-            z = self.offset + self.pull * mean
-            members = slice(group.start, group.start + group.size)
-            found[:, members] = (
-                tokens[:, members] - kappa * np.reshape(scale, (-1, 1, 1)) * z[:, None]
-            ) / np.sqrt(variance)
-        return found
+
+class AnySchedule(LinearTokens):
+    """The same tokens by a head that denoises by any respacing: it is told the original timesteps. Its
+    variances are the least of each schedule (v = -1), so the schedule shows in the law."""
+
+    def embed_time(self, params, timesteps):
+        return timesteps.astype(jnp.float32)[:, None]
+
+    def denoise(self, params, x, modulations):
+        timestep, z = modulations
+        abar = jnp.asarray(make_schedule("1000").alphas_cumprod, x.dtype)[timestep][:, None]
+        eps = jnp.sqrt(1 - abar) * (x - jnp.sqrt(abar) * z) / (abar * self.variance + 1 - abar)
+        return jnp.concatenate([eps, jnp.full_like(eps, -1.0)], axis=-1)
+
+    def law(self, respacing, temperature=1.0):
+        s = make_schedule(respacing)
+        spread = s.alphas_cumprod * self.variance + 1 - s.alphas_cumprod
+        of_data = np.sqrt(s.alphas_cumprod) * self.variance / spread
+        along = s.posterior_mean_coef1 * of_data + s.posterior_mean_coef2
+        shift = s.posterior_mean_coef1 * (1 - s.alphas_cumprod) / spread
+        kappa, variance = 0.0, 1.0
+        for i in reversed(range(s.num_steps)):
+            kappa, variance = along[i] * kappa + shift[i], along[i] ** 2 * variance
+            variance += np.exp(s.posterior_log_variance_clipped[i]) * temperature**2
+        return kappa, variance
+
+
+def noise_of(method, network, options, images, by=None):
+    """Returns the whitened noise [N, L, d] that the tokens of so many images are made of, in reveal order
+    and NaN where a token was known; and what the sampler told. Right samplers make independent normals.
+
+    by: a respacing whose law is taken in place of those that the options have.
+    """
+    model = ImageModel("linear", network, None)
+    options = resolve(model, method, options, images)
+    keys = row_keys(jax.random.key(1), images)
+    tokens, info = generate(keys, model, np.zeros(images, int), method, options)
+    draw = options.order.order if options.order else random_order
+    order = np.asarray(jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), network.seq_len))
+    known = np.zeros(images, int)
+    if options.known is not None:  # comes first
+        known, mask = np.asarray(options.known.count), np.asarray(options.known.mask)
+        rank = np.argsort(order, axis=1)
+        order = np.argsort(np.where(mask, rank - network.seq_len, rank), axis=1)
+    tokens = np.take_along_axis(np.asarray(tokens, np.float64), order[..., None], axis=1)
+    groups, sums, noise = options.groups(network.seq_len), np.cumsum(tokens, axis=1), np.empty_like(tokens)
+    scales = np.asarray(guidance_scale(groups, options.cfg, options.cfg_schedule))
+    for group, scale, respacing in zip(groups, scales, options.respacings(network.seq_len), strict=True):
+        kappa, variance = network.law(by or respacing, options.temperature)
+        seen = np.maximum(group.start, known)[:, None]
+        before = sums[np.arange(images), np.maximum(seen[:, 0] - 1, 0)] / np.maximum(seen, 1)
+        z = network.offset + network.pull * np.where(seen > 0, before, 0)
+        members = slice(group.start, group.start + group.size)
+        expected = kappa * np.reshape(scale, (-1, 1, 1)) * z[:, None]
+        noise[:, members] = (tokens[:, members] - expected) / np.sqrt(variance)
+    noise[np.arange(network.seq_len) < known[:, None]] = np.nan
+    return noise, info
+
+
+def p_value(noise):
+    """Tests noise [N, L, d] for independent standard normals: each token's, differences of neighbours, sums
+    and squared norms of images. Every failure of the joint law is a failure of this independence."""
+    made = np.sum(~np.isnan(noise), axis=(1, 2))
+    some, steps = made > 0, np.diff(noise, axis=1) / np.sqrt(2)
+    total, norms = np.nansum(noise, axis=(1, 2))[some], np.nansum(noise**2, axis=(1, 2))[some]
+    normals = [*np.swapaxes(noise, 0, 1), *np.swapaxes(steps, 0, 1), total / np.sqrt(made[some])]
+    found = [ks_p_value(one[~np.isnan(one)], norm.cdf) for one in normals]
+    found.append(ks_p_value(chi2(made[some]).cdf(norms), lambda u: u))
+    return min(1.0, len(found) * min(found))

@@ -7,17 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chain_randomness import chain_noise, randomness
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 
 from cspd_jax import hub
-from cspd_jax.diffusion.chain import Chains, sample_chain
-from cspd_jax.diffusion.gaussian import coefficients
-from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
-from cspd_jax.image.bound import embed_time
 from cspd_jax.image.calibration import calibrate
-from cspd_jax.image.chain import ChainSpeculation, speculate_chain
+from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.keys import row_keys
@@ -39,52 +34,6 @@ def fitted(cfg):
     model = default()
     options = options_of(model.config, guided=cfg != 1, cfg=cfg)
     return calibrate(model.network, model.params, row_keys(jax.random.key(1), 2), jnp.array([3, 8]), options)
-
-
-def chains_of_default(window, *, cfg, temperature, rows=900, seed=0):
-    """Tokens of one context of the default model, many times, guided."""
-    model, noise, random = default(), chain_noise(rows, seed=seed), randomness(rows, seed=seed)
-    network, order = model.network, jnp.arange(64)[None]
-    respacing = model.config.respacing
-
-    @jax.jit
-    def run(params, noise, random, drafter):
-        embedding = network.embed_class(params, jnp.array([3, 3]), jnp.array([False, True]))
-        tokens = 0.3 * jax.random.normal(jax.random.key(4), (1, 64, 16))
-        both = lambda a: jnp.repeat(a, 2, axis=0)
-        z = network.context(
-            params,
-            both(tokens),
-            both(order),
-            jnp.array([20, 20]),
-            embedding,
-            jnp.array([[20]] * 2),
-            bucket=64,
-        )
-        c = coefficients(sampling_schedule(respacing))
-        z = jnp.repeat(z[:, 0], rows, axis=0)
-        time = embed_time(network, params, respacing)
-        chains = Chains(network, params, time, z, c, temperature, scale=cfg, final_noise=True)
-        if window is None:
-            return sample_chain(chains, noise), None
-        found = speculate_chain(chains, random, drafter, ChainSpeculation((window,)))
-        return found.x, found.counts
-
-    x, counts = run(model.params, noise, random, fitted(cfg))
-    return np.asarray(x), counts
-
-
-@pytest.mark.slow
-def test_tokens_of_the_default_model():
-    """900 tokens each of one context: energy test and classifier, false alarm 1e-4 each; a temperature
-    that is 20 % lower is told apart."""
-    plainly, _ = chains_of_default(None, cfg=3.0, temperature=0.95, seed=0)
-    fast, counts = chains_of_default(16, cfg=3.0, temperature=0.95, seed=1)
-    assert counts.head.sequential < 40 and not counts.truncated.any()
-    assert energy_p_value(plainly, fast) > FALSE_ALARM
-    assert classifier_p_value(plainly, fast) > FALSE_ALARM
-    cold, _ = chains_of_default(16, cfg=3.0, temperature=0.8 * 0.95, seed=1)
-    assert min(energy_p_value(plainly, cold), classifier_p_value(plainly, cold)) <= FALSE_ALARM
 
 
 def images_of_default(speculation, count=100, seed=0, **kwargs):

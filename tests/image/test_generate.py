@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import samplers
 import tiny
 
 import cspd_jax
 from cspd_jax import hub
 from cspd_jax.check import UserError
-from cspd_jax.image import generation, pixels, sampler
+from cspd_jax.image import generation, pixels
 from cspd_jax.image.options import Options
-from cspd_jax.keys import row_keys
 from cspd_jax.models import VAE, ImageModel
-from cspd_jax.networks.mar import MARModel
 
 KEY = jax.random.key(3)
 LABELS = [0, 1, 2, 3]
-FAST = {"num_iter": 2}
 
 
 @pytest.fixture(scope="module")
@@ -48,52 +47,6 @@ def test_generate_and_look(model):
     np.testing.assert_allclose(images[1, 4:8, 4:8, 0], expected, atol=0.51)
     picture = cspd_jax.picture(images, [model.class_name(i) for i in LABELS], columns=2)
     assert picture.mode == "RGB" and picture.width > 2 * 64
-
-
-@pytest.mark.slow
-def test_counts_with_guidance_and_groups(model):
-    _, info = generation.generate(
-        KEY, model, [0, 1, -1], options=Options(num_iter=4, respacing="ddim5", cfg=2.0)
-    )
-    segments = sampler.plan_segments(16, Options(num_iter=4, prefix_buckets=1))
-    width = sum(len(groups) * segment.width for segment, groups in segments)
-    assert width >= 16 and (info.rounds == 4).all()
-    assert info.calls["backbone"] == (4, 2 * 3 * 4) and info.calls["head"] == (20, 2 * 3 * width * 5)
-
-
-@pytest.mark.slow
-def test_compiled_once_per_shape(model):
-    traces = []
-
-    class Counting(MARModel):
-        def embed_class(self, *args):
-            traces.append(1)
-            return super().embed_class(*args)
-
-    counting = dataclasses.replace(model, network=Counting(model.config))
-    for cfg, temperature, labels in ((2.0, 1.0, [0, 1]), (3.0, 0.9, [4, 2]), (2.5, 0.5, [1, -1])):
-        generation.generate(
-            KEY, counting, labels, options=Options(cfg=cfg, temperature=temperature, num_iter=1)
-        )
-    assert len(traces) == 1
-    generation.generate(KEY, counting, [0, 1, 2], options=Options(cfg=2.0, num_iter=1))
-    assert len(traces) == 2
-
-
-@pytest.mark.slow
-def test_image_depends_on_its_own_key_only(model):
-    tokens, _ = generation.generate(KEY, model, LABELS, options=Options(**FAST))
-    keys = row_keys(KEY, 4)
-    swapped, _ = generation.generate(
-        keys[jnp.array([3, 1, 0, 2])], model, [3, 1, 0, 2], options=Options(**FAST)
-    )
-    others, _ = generation.generate(
-        keys.at[1:].set(row_keys(jax.random.key(9), 3)), model, [0, 4, 4, 4], options=Options(**FAST)
-    )
-    np.testing.assert_array_equal(others[0], tokens[0])  # same shapes: exactly, whatever the neighbours
-    np.testing.assert_array_equal(swapped[1], tokens[1])
-    assert not np.allclose(others[1], tokens[1])
-    np.testing.assert_allclose(swapped, tokens[jnp.array([3, 1, 0, 2])], atol=1e-4)
 
 
 @pytest.mark.slow
@@ -157,3 +110,20 @@ def test_published_weights(folder, monkeypatch):
     monkeypatch.setattr(table, "_patch_size", lambda dim: 1)
     model = cspd_jax.load("mar-base")
     assert model.config.seq_len == 16 and model.metadata["source"] == "someone/mar@abc/mar-base.safetensors"
+
+
+@pytest.mark.parametrize("name", ["plain, chains", pytest.param("self", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("progress", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_batches_are_the_same_images(name, progress, capsys):
+    """Six images four by four; the last batch is filled up by its last image. In one call per batch, or in
+    some where somebody watches."""
+    keys, model, labels, method, options = samplers.IMAGE[name].request(0)
+    batched, info = cspd_jax.generate(keys, model, labels, method, options, rows=4, progress=progress)
+    assert ("6 images" in capsys.readouterr().err) == progress
+    for first, size in ((0, 4), (4, 2)):
+        rows = np.minimum(first + np.arange(4), 5)
+        alone, of_alone = cspd_jax.generate(keys[rows], model, labels[rows], method, options)
+        own = slice(first, first + size)
+        chex.assert_trees_all_close(np.asarray(batched[own]), np.asarray(alone[:size]), atol=1e-5)
+        for field in ("accepted", "tested", "rounds", "made"):
+            assert np.all(getattr(info, field)[own] == getattr(of_alone, field)[:size])

@@ -10,7 +10,6 @@ from linear_tokens import LinearTokens
 from runner_cases import RUNNER_GROUPS, recorded_ends, runner, runner_generation
 from scipy.stats import norm
 
-from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image import released, sampler
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import reveal_groups
@@ -106,16 +105,6 @@ def test_equal_to_the_plain_sampler(runner, draft, cfg_schedule, temperature):
 
 
 @pytest.mark.slow
-def test_draft_like_the_target():
-    """In each block the context of the first token is the same for both: accepted."""
-    runner = RunnerOptions(gamma=3, prefill=0.0)
-    found = draw(draft=TARGET, runner=runner)
-    for block in (step.block for step in released.schedule(6, 9, runner) if step.block):
-        assert (found.marks[found.steps == block[0]] == 1).all()  # a token is a step
-    assert (found.marks < 0).any()
-
-
-@pytest.mark.slow
 def test_tokens_without_a_taken_proposal_are_zero():
     """A draft that is nearly right, but rejected at this inner temperature: proposals are rarely taken."""
     found = draw(draft=LinearTokens(offset=0.4001), inner_temperature=1e-5, max_resamples=1)
@@ -136,25 +125,3 @@ def test_nothing_random_of_a_block_is_used_twice():
     tests, tries = jax.device_get(run())
     shares = [tests, *(a for normal, u in tries for a in (norm.cdf(normal[..., 0]), u))]
     assert np.diff(np.sort(np.ravel(shares))).min() > 1e-5
-
-
-def test_when_tries_end():
-    """Taken are the proposals with u < 1 (p and q are far apart). The last of them counts; an image stops
-    when each of its tokens has been taken, the batch when this is so in all images with a rejection."""
-    far = jnp.full((3, 2, 1), 50.0)
-    p, q = (
-        released.ChainEnd(Gaussian(mean, jnp.zeros_like(far)), jnp.zeros_like(far)) for mean in (far, -far)
-    )
-    taken = np.zeros((6, 3, 2), bool)
-    taken[[0, 2, 1], 0, [0, 0, 1]] = True  # first image: token 0 in tries 0 and 2, token 1 in try 1
-    taken[[0, 3], 1, [0, 1]] = True
-    accepted, real = jnp.array([[False, True], [False, False], [True, True]]), jnp.ones((3, 2), bool)
-
-    def draw(k):
-        return jnp.full((3, 2, 1), k.astype(jnp.float32)), jnp.where(jnp.asarray(taken)[k], 0.5, 1.0)
-
-    for together, tries, values in ((False, 4, [[0, 1], [0, 3]]), (True, 6, [[2, 1], [0, 3]])):
-        found = released.propose(p, q, real, accepted, draw, max_resamples=6, together=together)
-        assert found.tries == tries
-        np.testing.assert_array_equal(found.value[:2, :, 0] - 50, values)
-        assert not found.taken[2].any()

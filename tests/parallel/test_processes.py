@@ -120,17 +120,6 @@ def assert_same_losses(folder):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
-def test_distill(tmp_path):
-    alone(*TRAIN, "--out", tmp_path / "target")
-    target = tmp_path / "target" / "model"
-    distill = ("distill", *TRAIN[1:], "--target", target, "--json")
-    (out, told, code), (silent, _, other) = both(*distill, "--out", tmp_path / "two")
-    assert (code, other) == (0, 0), told
-    alone(*distill, "--out", tmp_path / "one")
-    assert_same_losses(tmp_path)
-    assert 0 < json.loads(out)["acceptance"] <= 1 and silent == ""
-
-
 @pytest.mark.parametrize("failing", [0, 1])
 def test_one_that_fails_ends_the_other(tmp_path, failing):
     """The runtime sees that it is gone; nobody waits for ever, and nothing is written."""

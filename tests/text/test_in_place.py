@@ -27,10 +27,10 @@ def copies_in_loops(compiled: str, heads: int, dim: int) -> list[str]:
     ]
 
 
-@pytest.mark.quick("whole-look-up-2", "packed-plain-1", "packed-plain-2")
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("drafter", [None, text.PromptLookup()], ids=["plain", "look-up"])
-@pytest.mark.parametrize("packs", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize(
+    "rows, drafter, packs",
+    [(1, None, True), pytest.param(2, None, True, marks=pytest.mark.slow), (2, text.PromptLookup(), False)],
+)
 def test_no_pass_copies_a_cache(rows, drafter, packs):
     lm = dataclasses.replace(text_models.model(dtype=jnp.float32, depth=2), by_outputs=packs)
     params = text_models.params(lm)

@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
-from masked_models import LLADA, MASK, PLACES, V, canvas, params_of, run
+from masked_models import MASK, PLACES, V, canvas, run
 
-from cspd_jax.masked import Options, SelfSpeculation, Stepwise, generate, stepwise
+from cspd_jax.masked import stepwise
 from cspd_jax.masked.options import CONFIDENCES
 from cspd_jax.masked.rule import candidates, choose
 from cspd_jax.masked.sets import prefixes
 from cspd_jax.masked.speculative import Speculation
 from cspd_jax.masked.stepwise import Steps
-from cspd_jax.networks.lm import LM
 from cspd_jax.sampling import gumbel
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -176,22 +175,6 @@ def test_the_law_of_drawn_places(confidence, scale):
     assert counts_p_value(counts, right) > FALSE_ALARM > counts_p_value(counts, wrong)
 
 
-@pytest.mark.slow
-def test_neighbours_do_not_matter():
-    """Numbers per row: a row alone, and the same row beside others with other numbers."""
-    model = LM(LLADA, jnp.float64), params_of(LLADA, 0)
-    options = Options(max_new_tokens=6, block=3, confidence="entropy")
-    keys = jax.random.split(jax.random.key(2), 3)
-    numbers = {"temperature": np.array([0.2, 0.9, 1.3]), "top_p": np.array([0.95, 0.6, 1.0])}
-    numbers["guidance"] = np.array([0.5, 2.0, 1.0])
-    several = dataclasses.replace(options, **numbers)
-    tokens, _ = generate(keys, model, [[1, 2, 3], [4], [5]], SelfSpeculation(2), several)
-    for i, prompt in enumerate(([1, 2, 3], [4])):
-        alone = dataclasses.replace(options, **{name: float(values[i]) for name, values in numbers.items()})
-        one, _ = generate(keys[i : i + 1], model, [prompt], Stepwise(), alone)
-        np.testing.assert_array_equal(tokens[i], one[0])
-
-
 def float32_linspace(first, last, count):
     """torch.linspace on a CPU: from both ends, in float32."""
     step = np.float32(np.float32(last - first) / np.float32(count - 1))
@@ -222,13 +205,3 @@ def test_lladas_schedule(places, block, steps):
     assert list(stepwise.llada_quotas(places, block, steps)) == of_block * (places // block)
     if (places, block, steps) == (96, 32, 30):
         assert of_block == [4, 4, 3, 3, 3, 3, 3, 3, 3, 3]
-
-
-@pytest.mark.slow
-def test_a_place_temperature_of_0_is_off():
-    """As in Dream's own examples; then no key is needed either."""
-    model = LM(LLADA, jnp.float64), params_of(LLADA, 0)
-    options = Options(max_new_tokens=6, confidence="entropy")
-    off = dataclasses.replace(options, place_temperature=0)
-    tokens, _ = generate(None, model, [[1, 2]], options=off)
-    np.testing.assert_array_equal(tokens, generate(None, model, [[1, 2]], options=options)[0])

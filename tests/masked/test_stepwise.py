@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
-from masked_models import CONFIGS, MASK, PLACES, V, canvas, make, reference, run
+from masked_models import MASK, PLACES, V, canvas, make, reference, run
 
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import window_at
@@ -131,30 +130,6 @@ def test_temperature_of_one_token():
         probs = np.exp(logits / temperature)
         p = counts_p_value(np.bincount(text, minlength=V), probs / probs.sum())
         assert (p > FALSE_ALARM) == right
-
-
-@pytest.mark.slow
-def test_cached_is_another_sampler_and_its_first_logits_are_the_same():
-    """Fresh keys and values: a pass beside the cache equals one over everything."""
-    differ = 0
-    for family in CONFIGS:
-        c = canvas(family, cached=True)
-        text = c.empty().at[:, :5].set(3).at[:, 6].set(1)
-        window = window_at(c, text, 4)
-        assert np.all(window.places[:, 0] == 4)
-        logits, cache = refresh(c, window, text, passes.empty_cache(c), jnp.ones(8, bool))
-        whole = whole_pass(c, window, text[:, None])[:, 0]
-        exists = np.asarray(window.exists)
-        np.testing.assert_allclose(np.asarray(logits)[exists], np.asarray(whole)[exists], atol=1e-11)
-        two = jax.jit(passes.beside)(c, window, jnp.stack([text, text], 1), cache)
-        first = int(c.network.config.shifted)  # its first place has no logits there
-        np.testing.assert_allclose(two[:, 0, first:], whole[:, first:], atol=1e-11)
-        np.testing.assert_array_equal(two[:, 0], two[:, 1])
-        kept = refresh(c, window, text * 0, cache, jnp.zeros(8, bool))[1]
-        chex.assert_trees_all_equal(kept, cache)
-        other = reference(family, 0, 4, True, 0.0, False).text
-        differ += np.any(np.asarray(other) != np.asarray(reference(family, 0, 4, False, 0.0, False).text))
-    assert differ
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from laws import FALSE_ALARM, ks_p_value, share_p_value
 
 from cspd_jax.coupling import block
 from cspd_jax.coupling.acceptance import unit_interval
-from cspd_jax.coupling.block import prefix_log_pi, verify_gaussian_block
+from cspd_jax.coupling.block import verify_gaussian_block
 from cspd_jax.coupling.gaussian import couple_gaussians
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
 
@@ -215,23 +215,6 @@ def tossed(p, q, drafts, valid, seed, together=None):
 ALL = jnp.ones(3, bool)
 
 
-@pytest.mark.parametrize("pi, mean, variance", [(0.5, 1.5, 2.0), (0.9, 0.3, 1.1)])
-def test_the_coin_of_a_prefix(pi, mean, variance):
-    """The first draft has p / q = pi, and the second next to no density under p: one is kept with probability
-    S / (S + 1 - pi), else none. A third row is no draft, and has no say."""
-    first = math.sqrt(-2 * math.log(pi))
-    p = Gaussian(jnp.zeros((3, 1)), jnp.zeros((3, 1)))
-    q = Gaussian(jnp.array([[first], [mean], [0.0]]), jnp.log(jnp.array([[1.0], [variance], [9.0]])))
-    verified = tossed(p, q, jnp.array([[first], [30.0], [0.0]]), jnp.arange(3) < 2, 4)
-    kept = verified.kept
-    assert not np.any(verified.truncated)
-    x = np.linspace(-12, 12, 200_001)
-    density = lambda mean, var: np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
-    mass = np.sum(np.maximum(pi * density(0.0, 1.0) - density(mean, variance), 0)) * (x[1] - x[0])
-    assert set(np.unique(kept)) == {0, 1}
-    assert share_p_value(float(kept.mean()), mass / (mass + 1 - pi), LANES) > FALSE_ALARM
-
-
 def law_of_fair_coins(toss):
     """pi is 1/2 after each of three drafts, and p and q of the last two are far apart: each coin is fair.
     Returns the least p-value of the shares, and the limit at which it refutes them."""
@@ -267,34 +250,6 @@ LAWS = {"coins": law_of_fair_coins, "trials": law_of_trials}
 def test_coins_are_tossed_for_themselves(name, together):
     least, limit = LAWS[name](functools.partial(tossed, together=together))
     assert least > limit
-
-
-def test_what_is_tried_at_a_time_changes_nothing():
-    """Every trial has random numbers of its own: the same drafts are kept, and the same state comes after."""
-    key, count = jax.random.key(5), 200
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def verified(together):
-        def lane(key):
-            drafted = path(key, q_of, jnp.array([1.0, -1.0]), 12)
-            p, q = p_of(drafted[:-1]), q_of(drafted[:-1])
-            return verify_gaussian_block(key, p, q, drafted[1:], together=together)
-
-        return jax.vmap(lane)(jax.random.split(key, count))
-
-    one, other = (jax.device_get(verified(block.Together(*sizes))) for sizes in ((1, 4), (9, 8)))
-    np.testing.assert_array_equal(one.kept, other.kept)
-    np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)
-    assert one.trips.sum() > other.trips.sum() > 0 and not one.truncated.any()
-
-
-def test_pi_of_a_prefix():
-    """min(1, pi p / q), one after the other; what is no number keeps nothing after it."""
-    ratios = np.array([0.5, -1.0, 0.3, 2.0, -0.4, -np.inf, 3.0, np.nan, 9.0])
-    log_pi = [0.0]
-    for ratio in ratios:
-        log_pi.append(-np.inf if np.isnan(ratio) else min(0.0, log_pi[-1] + ratio))
-    np.testing.assert_allclose(np.exp(prefix_log_pi(jnp.array(ratios))), np.exp(log_pi), atol=1e-6)
 
 
 verify = jax.jit(verify_gaussian_block, static_argnames="max_trials")

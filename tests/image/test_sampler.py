@@ -3,17 +3,17 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from golden_cases import fixture
+from linear_tokens import LinearTokens
 
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
-from cspd_jax.networks.mar import MARModel
 
 OPTIONS = Options(num_iter=6, respacing="ddim8", prefix_buckets=1, final_noise=False)
 LABELS = jnp.array([3, 1, -1, 9])
@@ -30,39 +30,6 @@ def draw(keys=KEYS, labels=LABELS, options=OPTIONS, model=None, **changed):
 @functools.cache
 def base():
     return draw()
-
-
-@pytest.mark.slow
-def test_neighbours_do_not_matter():
-    """Same shapes, the same row among other neighbours: bit for bit."""
-    others = row_keys(jax.random.key(99), 4)
-    keys = jnp.stack([others[0], KEYS[1], others[2], others[3]])
-    mixed = draw(keys=keys, labels=jnp.array([0, 1, 5, -1]))
-    np.testing.assert_array_equal(mixed[1], base()[1])
-    assert np.abs(mixed[0] - base()[0]).max() > 0.1  # and the others did change
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guided, cfg", [pytest.param(False, 1.0, marks=pytest.mark.slow), (True, 2.5)])
-def test_batch_shapes_agree_in_float64(guided, cfg):
-    """Alone or in a batch of four: equal up to float64 rounding, which chain and guidance magnify."""
-    f = fixture()
-    options = dataclasses.replace(OPTIONS, guided=guided, cfg=cfg)
-    with jax.enable_x64(True):
-        params = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), f.params)
-        model = MARModel(f.config, jnp.float64)
-        run = functools.partial(sampler.sample, model, params, options=options)
-        together = np.asarray(run(KEYS, LABELS).tokens)
-        alone = np.asarray(run(KEYS[2:3], LABELS[2:3]).tokens)
-    assert together.dtype == np.float64
-    np.testing.assert_allclose(alone[0], together[2], rtol=0, atol=1e-7)
-    single = draw(options=options)
-    np.testing.assert_allclose(single, together, atol=2e-4 * max(1, np.abs(together).max() / 10))
-
-
-def test_final_noise_is_small():
-    noisy = draw(final_noise=True)
-    assert np.abs(noisy - base()).max() > 1e-4
 
 
 def test_encoder_sizes_do_not_change_the_result():
@@ -93,3 +60,34 @@ def test_halves_of_guidance_have_first_tokens_of_their_own():
     segment = sampler.Segment(4, 1, "ddim8")
     z = jax.jit(lambda first: sampler.group_context(bound, segment, state, first)[0])(jnp.int32(1))
     np.testing.assert_array_equal(np.ravel(z), [5, 5, 7, 8])
+
+
+class Cached(LinearTokens):
+    """The same model with a cache: the sum of the tokens before each index of the reveal order. A cache that
+    is not handed on from the first group makes the context NaN."""
+
+    def init_cache(self, params, reveal, class_embedding):
+        return jnp.full((len(reveal), self.seq_len + 1, self.token_dim), jnp.nan)
+
+    def extend(self, params, cache, tokens, reveal, n_known, class_embedding, rows, *, bucket):
+        sums = jnp.cumsum(tokens, axis=1)
+        fresh = jnp.concatenate([jnp.zeros_like(sums[:, :1]), sums], axis=1)
+        begun = (n_known == 0)[:, None, None] | ~jnp.isnan(cache[:, :1])
+        index = jnp.arange(self.seq_len + 1)
+        cache = jnp.where((index <= n_known[:, None])[..., None] & begun, fresh, cache)
+        total = jnp.take_along_axis(cache, n_known[:, None, None], axis=1)[:, 0]
+        z = class_embedding * (self.offset + self.pull * total / jnp.maximum(n_known, 1)[:, None])
+        return jnp.broadcast_to(z[:, None], (*rows.shape, self.token_dim)), cache
+
+    def context(self, *args, **kwargs):
+        raise AssertionError("a model with a cache is asked through extend")
+
+
+def test_a_model_with_a_cache_of_its_context():
+    options = Options(num_iter=4, respacing="ddim10", guided=True, cfg=1.5, prefix_buckets=2)
+    arguments = (None, KEYS[:3], jnp.zeros(3, jnp.int32), options)
+    expected = sampler.sample(LinearTokens(), *arguments).tokens
+    found = sampler.sample(Cached(), *arguments).tokens
+    chex.assert_trees_all_close(found, expected, atol=1e-5)
+    *_, (_, out) = sampler.stream(Cached(), *arguments)
+    chex.assert_trees_all_close(out.tokens, expected, atol=1e-5)

@@ -6,7 +6,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from cspd_jax.coupling.resample import resample
 
@@ -40,20 +39,6 @@ def test_the_result_does_not_depend_on_how_many_are_proposed_at_once():
     np.testing.assert_array_equal(many.trips, -(-one.trips // 32))
     assert abs(float(one.trips.mean()) - 20) < 5 * 20 / np.sqrt(200)
     assert len(np.unique(one.value["x"])) == 400
-
-
-@pytest.mark.slow
-def test_lanes_without_need_make_no_trip():
-    """Also when nothing would ever be accepted, and whatever the other lanes do."""
-    needed = jnp.arange(200) % 2 == 0
-    found = search(KEYS, needed=needed, proposals=8, max_trips=1000)
-    np.testing.assert_array_equal(found.trips > 0, needed)
-    assert not found.truncated.any()
-    jax.tree.map(lambda a: np.testing.assert_array_equal(a[1::2], 0), found.value)
-    everyone = search(KEYS, proposals=8, max_trips=1000)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[::2], b[::2]), found.value, everyone.value)
-    none = search(KEYS, -np.inf, needed=jnp.zeros(200, bool), proposals=8, max_trips=2**27)
-    assert not none.trips.any() and not none.truncated.any()
 
 
 def test_the_trip_limit_is_reported():

@@ -1,6 +1,5 @@
 """Speculation along denoising chains: exact, counted, frozen where finished, and noticed when it is wrong."""
 
-import dataclasses
 import functools
 
 import jax
@@ -8,22 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chain_randomness import chain_noise, randomness
-from gaussian_head import GaussianData
-from golden_cases import fixture
-from laws import FALSE_ALARM, ks_p_value
-from scipy.special import gammainc, ndtr
+from gaussian_head import GaussianData, p_values
+from laws import FALSE_ALARM
 
 from cspd_jax.coupling import block
-from cspd_jax.diffusion.chain import Chains, Start, path_laws, path_log_density, sample_chain, sample_path
+from cspd_jax.diffusion.chain import Chains, path_laws, path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.image import chain as speculation
-from cspd_jax.image import sampler
 from cspd_jax.image.calibration import fit
-from cspd_jax.image.chain import ChainRandomness, ChainSpeculation
-from cspd_jax.image.drafters import NoiseCorrected, Prediction, frozen
-from cspd_jax.image.options import Options
-from cspd_jax.keys import row_keys
-from cspd_jax.networks.mar import MARModel
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.drafters import NoiseCorrected, frozen
 
 HEAD = GaussianData("ddim100", 0.7, 0.09)
 STEPS, DIM, ROWS = 100, 16, 4096
@@ -87,19 +80,6 @@ def _compiled():
     return run
 
 
-def p_values(x, **kwargs):
-    """x [R, 16] against independent coordinates of the closed-form law: coordinates, and squared norms."""
-    mean, variance = HEAD.marginal(**kwargs)
-    whitened = (np.asarray(x, np.float64) - mean) / np.sqrt(variance)
-    # Means of neighbouring coordinates are tested as well: a shift of all of them adds up.
-    sums = whitened.sum(1) / 4
-    return (
-        ks_p_value(whitened, ndtr),
-        ks_p_value(sums, ndtr),
-        ks_p_value((whitened**2).sum(1), lambda s: gammainc(DIM / 2, s / 2)),
-    )
-
-
 @pytest.mark.parametrize(
     "windows, drafter, kwargs",
     [
@@ -117,10 +97,10 @@ def test_the_closed_form_law(windows, drafter, kwargs):
     speculative chain alike; false alarm of each of three tests 1e-4. The quick case has 512."""
     found = speculate(drafter=drafter, windows=windows, **kwargs)
     rows = kwargs.pop("rows")
-    assert min(p_values(found.x, **kwargs)) > FALSE_ALARM
+    assert min(p_values(found.x, HEAD, **kwargs)) > FALSE_ALARM
     time, z, c = setting(rows=rows)
     plainly = sample_chain(Chains(HEAD, None, time, z, c, **kwargs), chain_noise(rows))
-    assert min(p_values(plainly, **kwargs)) > FALSE_ALARM
+    assert min(p_values(plainly, HEAD, **kwargs)) > FALSE_ALARM
     assert found.counts.head.sequential < 0.6 * STEPS and not found.counts.truncated.any()
 
 
@@ -189,7 +169,7 @@ def test_negative_controls(name, monkeypatch):
     vars(Wrong)[name](monkeypatch)
     temperature = {"temperature": 0.8} if "temperature" in name else {}
     found = speculate(drafter=biased(), windows=(8,), final_noise=True, rows=512, afresh=True, **temperature)
-    assert min(p_values(found.x, **temperature)) < FALSE_ALARM
+    assert min(p_values(found.x, HEAD, **temperature)) < FALSE_ALARM
 
 
 @pytest.mark.slow
@@ -197,7 +177,7 @@ def test_negative_controls(name, monkeypatch):
 def test_windows_at_once(misreported):
     """A bad drafter of windows: the closed-form law, unless it reports another q than it drew from."""
     found = speculate(drafter=biased_window(misreported), windows=(8,), final_noise=True, rows=512)
-    assert (min(p_values(found.x)) > FALSE_ALARM) != misreported
+    assert (min(p_values(found.x, HEAD)) > FALSE_ALARM) != misreported
 
 
 BAD = {"drafter": biased(), "windows": (8,), "rows": 64, "trajectory": True}
@@ -226,75 +206,6 @@ def test_path_and_its_density(final_noise, temperature):
         np.testing.assert_allclose(found.x, c.mean_x0[0] * x0 + c.mean_x[0] * path[1], rtol=1e-5)
 
 
-class StepByStep(NoiseCorrected):
-    """Drafts in a loop, as every class does that has no `window` of its own."""
-
-
-def drafted_by(drafter, random, chain_of, length, temperature):
-    time, z, c = setting(rows=len(random.x))
-
-    @jax.jit
-    def run(random, drafter):
-        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c, temperature), random, drafter)
-        return speculation.draft_steps(problem, chain_of(chain), random.keys, length)
-
-    return run(random, drafter)
-
-
-@pytest.mark.parametrize("kind", [NoiseCorrected, StepByStep])
-def test_drafts_are_drawn_from_what_is_reported(kind):
-    """At the temperature, with standard normal noise; the guess moves with what was drawn."""
-    random, steps = randomness(512), jnp.arange(STEPS) / STEPS
-    drafter = frozen(STEPS, DIM, limit=0.1)._replace(gain=steps, gain_f=1 - steps**2)
-    drafter = kind(*drafter._replace(x0=jnp.full(DIM, 0.08), v=steps[:, None] * jnp.ones(DIM)))
-    c = setting(rows=8)[2]
-    draft = drafted_by(drafter, random, lambda chain: chain, 3, 0.8)
-    x, x0, log_std = random.x, jnp.full((512, DIM), 0.08), np.log(0.8)
-    for m, t in enumerate((STEPS - 1, STEPS - 2, STEPS - 3)):
-        f, limited = (drafter.v[t] + 1) / 2, jnp.clip(x0, -0.1, 0.1)
-        log_var = f * c.log_beta[t] + (1 - f) * c.log_posterior[t] + 2 * log_std
-        mean = c.mean_x0[t] * limited + c.mean_x[t] * x
-        np.testing.assert_array_equal(draft.steps[m], t)
-        np.testing.assert_allclose(draft.before[m], x, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(draft.q.mean[m], mean, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(draft.q.log_var[m], jnp.broadcast_to(log_var, x.shape), rtol=1e-5)
-        deviation = draft.after[m] - draft.q.mean[m]
-        assert ks_p_value(deviation * jnp.exp(-0.5 * draft.q.log_var[m]), ndtr) > FALSE_ALARM
-        x, x0 = draft.after[m], x0 + (drafter.gain[t] + drafter.gain_f[t] * f) * deviation
-
-
-def test_a_window_is_what_the_loop_draws():
-    """From the first step to the last, with rows at different places and x_0-hat beyond its limit."""
-    random, steps = randomness(4), jnp.arange(STEPS) / STEPS
-    drafter = frozen(STEPS, DIM, limit=0.3)._replace(gain=0.3 * steps, gain_f=0.2 * steps)
-    drafter = drafter._replace(v=jnp.sin(6 * steps)[:, None] * jnp.ones(DIM))
-    at = lambda chain: chain._replace(left=jnp.array([STEPS, STEPS // 2, 9, 2]))
-    window, loop = (
-        drafted_by(kind(*drafter), random, at, STEPS, 0.9) for kind in (NoiseCorrected, StepByStep)
-    )
-    np.testing.assert_array_equal(window.valid, loop.valid)
-    assert np.abs(np.asarray(window.after)).max() > 0.5
-    for one, other in zip(jax.tree.leaves(window), jax.tree.leaves(loop)):
-        shown = np.asarray(window.valid).reshape(*window.valid.shape, *[1] * (one.ndim - 2))
-        np.testing.assert_allclose(np.where(shown, one, 0), np.where(shown, other, 0), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_rows_that_are_on_their_way():
-    """A row that enters at x_i with a guess goes on from there: the law of what is left of the chain."""
-    entered = jnp.full((ROWS // 4, DIM), 0.3)
-    left = jnp.full(ROWS // 4, 40)
-    begun = Start(left, entered), Prediction(jnp.full_like(entered, 0.5), jnp.zeros_like(entered))
-    found = speculate(rows=ROWS // 4, begun=begun, final_noise=True)
-    assert found.counts.head.sequential <= 40
-    mean, variance = 0.3, 0.0
-    for a, b, v in list(zip(*HEAD.transitions()))[39::-1]:
-        mean, variance = a * mean + b, a**2 * variance + v
-    whitened = (np.asarray(found.x, np.float64) - mean) / np.sqrt(variance)
-    assert ks_p_value(whitened, ndtr) > FALSE_ALARM
-    assert ks_p_value((whitened**2).sum(1), lambda s: gammainc(DIM / 2, s / 2)) > FALSE_ALARM
-
-
 def test_counts():
     final = {True: 64 * STEPS, False: 64 * (STEPS - 1)}
     for final_noise, transitions in final.items():
@@ -304,19 +215,6 @@ def test_counts():
         assert counts.calls.max() == counts.head.sequential <= STEPS
         # Each call ends by a rejection or by its window.
         assert np.all(counts.calls <= counts.tested - counts.accepted + -(-STEPS // 8) + 1)
-
-
-@pytest.mark.slow
-def test_a_perfect_guess_takes_the_fewest_calls():
-    """Point masses: x_0-hat never moves. Everything is accepted: 2 calls of M = 2, and 96 / 24."""
-    head = GaussianData("ddim100", 0.25, 0.0)
-    exact = frozen(STEPS, DIM)._replace(x0=jnp.full(DIM, 0.25))
-    index = jnp.arange(STEPS)
-    out = head.denoise(None, jnp.zeros((STEPS, DIM)), index)
-    exact = exact._replace(v=out[:, DIM:])
-    counts = speculate(head, rows=8, drafter=exact, windows=(2, 2, 24)).counts
-    np.testing.assert_array_equal(counts.accepted, counts.tested)
-    assert counts.head == (6, 8 * (2 + 2 + 4 * 24))
 
 
 def test_a_drafter_that_knows_the_slope_is_accepted():
@@ -343,55 +241,6 @@ def test_what_is_no_number_is_reported_and_stops_nobody():
     found = speculate(rows=8, random=random._replace(x=random.x.at[2].set(jnp.nan)))
     np.testing.assert_array_equal(found.counts.truncated > 0, np.arange(8) == 2)
     np.testing.assert_array_equal(np.isfinite(found.x).all(axis=1), np.arange(8) != 2)
-
-
-@pytest.mark.slow
-def test_neighbours_do_not_matter():
-    """Same shapes, another neighbour: bit for bit."""
-    random, other = randomness(8), randomness(8, seed=5)
-    mixed = ChainRandomness(
-        other.x.at[2].set(random.x[2]), jnp.where(jnp.arange(8) == 2, random.keys, other.keys)
-    )
-    everyone = {"rows": 8, "windows": (8,), "temperature": 1.0, "active": jnp.ones(8, bool)}
-    a, b = (speculate(**everyone, random=r) for r in (random, mixed))
-    np.testing.assert_array_equal(a.x[2], b.x[2])
-    assert np.abs(a.x - b.x).max() > 0.1
-
-
-@pytest.mark.slow
-def test_the_last_window_finishes_the_rows():
-    """Any windows, also longer than the chain: same law, and rows that are done stay as they are."""
-    head = GaussianData("ddim8", 0.7, 0.09)
-    for windows in ((1,), (50, 3)):
-        found = speculate(head, rows=32, windows=windows)
-        assert np.isfinite(found.x).all()
-        assert found.counts.head.sequential == 8 or windows != (
-            1,
-        )  # a window of one is the plain chain, step by step
-
-
-# Networks
-
-
-KEYS, LABELS = row_keys(jax.random.key(7), 4), jnp.array([3, 1, -1, 9])
-FAST = Options(num_iter=6, respacing="ddim8", denoise=ChainSpeculation((3,)))
-
-
-@pytest.mark.slow
-def test_batch_shapes_agree_in_float64():
-    """Alone or in a batch of four: equal up to float64 rounding, so every accept test came out the same."""
-    f = fixture()
-    with jax.enable_x64(True):
-        params = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), f.params)
-        model = MARModel(f.config, jnp.float64)
-        options = dataclasses.replace(FAST, guided=True, cfg=2.5)
-        run = functools.partial(sampler.sample, model, params, options=options)
-        together, alone = run(KEYS, LABELS), run(KEYS[2:3], LABELS[2:3])
-    assert together.tokens.dtype == jnp.float64
-    np.testing.assert_allclose(alone.tokens[0], together.tokens[2], rtol=0, atol=1e-9)
-
-
-# Calibration
 
 
 @pytest.mark.slow

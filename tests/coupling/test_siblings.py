@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
-from test_coupling_categorical import logs
+from test_categorical import logs
 
 from cspd_jax.coupling.siblings import couple_siblings, sibling_distributions
 
@@ -121,15 +121,6 @@ def test_almost_right_rules_are_refuted(variant):
             drafts, accept = drafts[:, ::-1], accept[:, ::-1]
         error = max(error, np.abs(law(drafts, chances, accept, rest) - p).max())
     assert error < 1e-9 if variant is None else error > 0.01
-
-
-@pytest.mark.parametrize("k, share", [(1, 0.8), (2, 0.966667)])
-def test_the_example_of_the_documentation(k, share):
-    """docs/text.md"""
-    drafts, chances = draws([0.7, 0.2, 0.1, 0.0], k)
-    found = every_draft(logs([0.5, 0.3, 0.2, 0.0]), logs([0.7, 0.2, 0.1, 0.0]), drafts)
-    rejected = np.prod(1 - np.exp(np.asarray(found.log_accept)), axis=1)
-    assert 1 - chances @ rejected == pytest.approx(share, abs=1e-5)
 
 
 @jax.jit

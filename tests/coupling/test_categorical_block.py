@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
-from test_coupling_categorical import LANES, counts, logs
+from test_categorical import LANES, counts, logs
 
 from cspd_jax.coupling.categorical import block_distributions, verify_block
 
@@ -196,44 +196,3 @@ def test_sampled_blocks():
     assert counts_p_value(cells(swapped), target) <= FALSE_ALARM
     _, _, other = sampled(p, q, q_of_drafts=p)
     assert counts_p_value(cells(other), target) <= FALSE_ALARM
-
-
-def test_a_shorter_block_ignores_the_later_rows():
-    """gamma = 0 and 2 as a traced number, later rows full of nan, is the block of that static length."""
-    p, q = tables(1)
-    drafts = np.tile(DRAFTS, (8, 1))
-    keys = jax.random.split(jax.random.key(0), len(drafts))
-    log_p, log_q = logs(along(p, drafts, GAMMA + 1)), logs(along(q, drafts, GAMMA))
-    for gamma in (0, 2):
-        late_p, late_q, late = log_p.copy(), log_q.copy(), drafts.copy()
-        late_p[:, gamma + 1 :], late_q[:, gamma:], late[:, gamma:] = np.nan, np.nan, 0
-        found = verify(keys, late_p, late_q, late, np.full(len(drafts), gamma))
-        short = jax.jit(jax.vmap(verify_block))(
-            keys, log_p[:, : gamma + 1], log_q[:, :gamma], drafts[:, :gamma]
-        )
-        np.testing.assert_array_equal(found.tau, short.tau)
-        np.testing.assert_array_equal(found.token, short.token)
-        np.testing.assert_allclose(
-            found.info.log_accept[:, :gamma], short.info.log_accept, rtol=1e-5, atol=1e-6
-        )
-        assert np.all(found.info.log_accept[:, gamma:] == -np.inf) and not found.info.truncated.any()
-        assert found.tau.max() == gamma
-
-
-@pytest.mark.slow
-def test_blocks_at_the_edges():
-    """p = q accepts everything, disjoint supports nothing, and zeros in both are no fault."""
-    keys = jax.random.split(jax.random.key(0), len(DRAFTS))
-    p, _ = tables(1)
-    same = logs(along(p, DRAFTS, GAMMA + 1))
-    gamma = np.full(len(DRAFTS), GAMMA)
-    found = verify(keys, same, same[:, :-1], DRAFTS, gamma)
-    assert (
-        np.all(found.tau == GAMMA) and np.all(found.info.log_accept == 0) and not found.info.truncated.any()
-    )
-    apart = (
-        np.broadcast_to(logs([0.3, 0.7, 0.0]), same.shape),
-        np.broadcast_to(logs([0, 0, 1.0]), same[:, 1:].shape),
-    )
-    found = verify(keys, *apart, np.full_like(DRAFTS, 2), gamma)
-    assert not found.tau.any() and np.all(found.token < 2) and not found.info.truncated.any()

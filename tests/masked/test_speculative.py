@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from masked_models import LLADA, MASK, PLACES, V, canvas, make, reference, run
+from masked_models import MASK, PLACES, V, canvas, make, reference, run
 
-from cspd_jax.masked import passes, speculative
-from cspd_jax.masked.canvas import window_at
+from cspd_jax.masked import speculative
 from cspd_jax.masked.sets import prefixes
 from cspd_jax.masked.speculative import Speculation
-from cspd_jax.networks.lm import LM
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-whole_pass = jax.jit(passes.whole)
 
 
 def speculation(gamma, rows=8, max_gamma=8):
@@ -50,20 +43,8 @@ def agrees(family, seed, block, cached, temperature, guided, gamma):
         ("llada", 4, 0.8, True),
         ("dream", 8, 0.0, True),
         ("dream", PLACES, 0.8, False),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("llada", 1, 0.0, False),
-                ("llada", 4, 0.0, True),
-                ("llada", 4, 0.8, False),
-                ("llada", PLACES, 0.0, False),
-                ("llada", PLACES, 0.0, True),
-                ("dream", 8, 0.0, False),
-                ("dream", 8, 0.8, False),
-                ("dream", 8, 0.8, True),
-                ("dream", PLACES, 0.8, True),
-            )
-        ),
+        pytest.param("llada", PLACES, 0.0, True, marks=pytest.mark.slow),
+        pytest.param("dream", 8, 0.8, True, marks=pytest.mark.slow),
     ],
 )
 def test_identical_to_stepwise(family, block, temperature, cached):
@@ -118,59 +99,3 @@ def test_what_is_not_exact_differs_somewhere(wrong, monkeypatch):
         assert np.all(np.asarray(found.text) != MASK)
         different += np.any(np.asarray(found.text) != reference("llada", seed, 4, False, 0.0, False).text)
     assert different
-
-
-def rounded_otherwise(a):
-    return a * (1 + 1e-6 * np.random.default_rng(a.size).standard_normal(a.shape))
-
-
-@pytest.mark.slow
-def test_differences_in_float32_are_near_ties():
-    """A model with tokens that it can hardly tell apart, and the same with its weights rounded otherwise (two
-    batch shapes rarely differ on a machine of this kind): where the texts part, both moves have the same log
-    probability up to rounding. With the same weights, texts that differ at all do so there."""
-    parted = 0
-    for seed in range(4):
-        c = canvas(seed=seed)
-        head = np.array(c.params["head"]["kernel"])
-        head[:, 3:6] = head[:, 2:3] * (1 + 1e-7 * np.arange(1, 4))
-        exact = dataclasses.replace(c, params={**c.params, "head": {"kernel": head}})
-        otherwise = jax.tree.map(rounded_otherwise, exact.params)
-        rough, other = (
-            dataclasses.replace(
-                c,
-                network=LM(LLADA, jnp.float32),
-                params=jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), p),
-            )
-            for p in (exact.params, otherwise)
-        )
-        expected = run(rough)
-        for found in (run(rough, speculation(5)), run(other, speculation(5))):
-            parted += sum(parts_at_a_near_tie(exact, found, expected, row) for row in range(8))
-    assert parted > 0  # else this shows nothing
-
-
-def parts_at_a_near_tie(c, found, expected, row) -> bool:
-    """Whether the texts of a row part; then both moves must be the best one up to 1e-5."""
-    ours, theirs = (np.asarray(a)[row] for a in (found.order, expected.order))
-    text, reference = (np.asarray(a)[row] for a in (found.text, expected.text))
-    moves = [
-        (int(np.flatnonzero(order == step)[0]), int(t[order == step][0]))
-        for step in range(PLACES)
-        for order, t in ((ours, text), (theirs, reference))
-    ]
-    parting = [step for step in range(PLACES) if moves[2 * step] != moves[2 * step + 1]]
-    if not parting:
-        return False
-    known = np.where(theirs < parting[0], reference, MASK)
-    texts = jnp.tile(jnp.asarray(known, jnp.int32), (8, 1))
-    window = window_at(c, texts, 4)
-    logits = np.array(whole_pass(c, window, texts[:, None]))[row, 0]
-    logits[:, [MASK, V - 1]] = -np.inf
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    first = int(window.places[row, 0])
-    free = (known[first : first + 4] == MASK)[: PLACES - first]
-    best = log_p[: len(free)][free].max()
-    for place, token in moves[2 * parting[0] : 2 * parting[0] + 2]:
-        assert abs(log_p[place - first, token] - best) < 1e-5
-    return True

@@ -1,17 +1,12 @@
 """Couplings where numbers are small, large, equal, rounded or missing."""
 
-import functools
-import re
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
-from test_coupling_gaussian import at, couple, gaussian, run, wave
+from test_gaussian import at, couple, gaussian, run, wave
 
-import cspd_jax
 from cspd_jax.coupling.acceptance import (
     accepts,
     log_acceptance,
@@ -20,13 +15,13 @@ from cspd_jax.coupling.acceptance import (
     uniform,
     unit_interval,
 )
-from cspd_jax.coupling.residual import _normal, gaussian_residual, log_ratio
+from cspd_jax.coupling.residual import _normal, log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
 
 INF, NAN = np.inf, np.nan
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_acceptance_of_two_densities(dtype):
     table = [
         # log p, log q, log min(1, p / q)
@@ -90,15 +85,6 @@ def test_every_bit_of_a_uniform_counts():
     np.testing.assert_allclose(normals[inside], norm.ppf(shifted)[inside], rtol=1e-4)
 
 
-def test_nothing_is_decided_by_coarser_numbers():
-    """`jax.random.uniform` and what is made of it have 23 bits."""
-    package = Path(cspd_jax.__file__).parent
-    parts = ("coupling", "diffusion", "image", "masked", "text")
-    sources = [package / "keys.py", *(path for part in parts for path in (package / part).rglob("*.py"))]
-    coarse = re.compile(r"random\.(uniform|bernoulli|gumbel|exponential)\(")
-    assert len(sources) > 50 and not [path for path in sources if coarse.search(path.read_text())]
-
-
 SMALL = gaussian(wave(64, 0), 0.004)
 OTHERS = {
     "itself": SMALL,
@@ -137,7 +123,7 @@ def exact_log_ratio(p, q, x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_extremes(dtype):
     """sigma 0.004 in 64 dimensions: p = q is always accepted without a trip, disjoint distributions never,
     after one trip; the result is float32 and finite, and near p."""
@@ -165,18 +151,3 @@ def test_numbers_that_are_not_finite_end_at_once_and_are_reported():
         p = Gaussian(np.array([bad, 0.0]), q.log_var)
         _, accepted, info = run(p, q, np.zeros((3, 2)))
         assert not accepted.any() and info.truncated.all() and not info.trips.any()
-
-
-@pytest.mark.slow
-def test_a_residual_of_nothing_is_reported():
-    """Called though p = q, or with one proposal, of which about half fail: never silently something else."""
-    p, q = gaussian(np.zeros(2), 1.0), gaussian(np.full(2, 2e-4), 1.0)
-    one = functools.partial(gaussian_residual, proposals=1, max_trips=1)
-    draw = functools.partial(
-        jax.jit(jax.vmap(one, (0, None, None))), jax.random.split(jax.random.key(0), 100)
-    )
-    found = draw(p, p)
-    assert found.truncated.all() and not found.trips.any()
-    found = draw(p, q)
-    assert 20 < found.truncated.sum() < 80 and (found.trips == 1).all()
-    assert float(jnp.std(found.value)) > 0.5  # the last proposal

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import text_models
 from laws import FALSE_ALARM, counts_p_value
-from test_coupling_block import DRAFTS, GAMMA, along, joint, normal, output_law, prefixes, tables
-from test_coupling_categorical import logs
+from test_categorical import logs
+from test_categorical_block import DRAFTS, GAMMA, along, joint, normal, output_law, prefixes, tables
 
 from cspd_jax import text
 from cspd_jax.coupling.acceptance import uniform

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from laws import (
     FALSE_ALARM,
-    classifier_p_value,
-    energy_p_value,
     ks_p_value,
     share_p_value,
     two_sample_ks_p_value,
@@ -22,12 +20,7 @@ from scipy.stats import chi2, norm
 
 from cspd_jax.coupling.gaussian import couple_gaussians
 from cspd_jax.coupling.residual import (
-    envelope,
     gaussian_residual,
-    log_accept,
-    log_ratio,
-    proposal_bits,
-    propose,
 )
 from cspd_jax.diffusion.gaussian import Gaussian
 
@@ -195,67 +188,10 @@ def test_wrong_couplings_are_noticed(pair, d):
     assert share_p_value(wrong.accepted.mean(), overlap_of(pair, d)[0], len(draft)) <= FALSE_ALARM
 
 
-@pytest.mark.quick("classifier_p_value")
-@pytest.mark.parametrize("test", [energy_p_value, classifier_p_value])
-def test_all_coordinates_together(test):
-    """Two-sample tests in 16 dimensions, N = 500 (energy) and 6000 (classifier): the
-    coordinates depend on one another in no way."""
-    p, q = PAIRS["equal", 16]
-    noise = normals(16, 3)
-    value, accepted, _ = run(p, q, at(q, noise))
-    wrong = fresh(p, q, noise, value, accepted)
-    lanes = 500 if test is energy_p_value else len(value)
-    value, wrong, right = (
-        (x[:lanes] - p.mean) * np.exp(-0.5 * p.log_var) for x in (value, wrong, at(p, normals(16, 4)))
-    )
-    assert test(value, right) > FALSE_ALARM
-    assert test(wrong, right) <= FALSE_ALARM
-
-
 def residual_cdf(distance, s):
     m = distance / 2
     below = norm.cdf(s) - norm.cdf(s + distance) - norm.cdf(-m) + norm.cdf(m)
     return np.where(s > -m, below / (norm.cdf(m) - norm.cdf(-m)), 0.0)
-
-
-CLOSE = [PAIRS["close", 1], PAIRS["close", 2], PAIRS["close", 2][::-1], PAIRS["close", 16]]
-
-
-@pytest.mark.quick("1")
-@pytest.mark.parametrize("p, q", CLOSE, ids=["1", "2", "2, swapped", "16"])
-def test_the_envelope_lies_above_the_residual_and_is_what_proposals_are_drawn_from(p, q):
-    """log p - log q <= M everywhere, and E[g(z) / M(z)] = E_p[g(z)] / E_p[M] over 50 000 proposals for g = 1,
-    z_i, z_i^2, within 5 standard errors. The number of a proposal's test knows nothing of the proposal."""
-    p, q = (jax.tree.map(jnp.asarray, g) for g in (p, q))
-    bound, d = jax.jit(envelope)(p, q), len(p.mean)
-    assert 0 < bound.mean < 1
-
-    @jax.jit
-    def heights(z):
-        ratio = log_ratio(p, q, p.mean + jnp.exp(0.5 * p.log_var) * z)
-        accept = jax.vmap(lambda z, r: log_accept(bound, z, r))(z, ratio)
-        return ratio, jax.vmap(bound.height)(z), accept
-
-    ratio, height, accept = heights(2 * normals(d, 5))
-    assert np.all(ratio <= height + 1e-5) and np.all(accept <= 1e-3)
-
-    bits = jax.random.bits(jax.random.key(6), (50_000, proposal_bits(len(bound.b))), jnp.uint32)
-    z, u = jax.device_get(jax.jit(jax.vmap(propose, (0, None)))(bits, bound))
-    weights = np.asarray(bound.mean) / np.asarray(heights(z)[1])
-    for g, expected in ((np.ones_like(z), 1), (z, 0), (z**2, 1)):
-        found = weights[:, None] * g
-        error = found.std(0) / np.sqrt(len(found))
-        assert np.all(np.abs(found.mean(0) - expected) < 5 * error)
-    for g in (z, z**2, np.abs(z @ np.asarray(bound.direction))[:, None]):
-        together = (u[:, None] - 0.5) * (g - g.mean(0))
-        assert np.all(np.abs(together.mean(0)) < 5 * together.std(0) / np.sqrt(len(together)))
-
-
-def test_the_residual_does_not_depend_on_how_many_proposals_are_drawn_at_once():
-    p, q = (jax.tree.map(jnp.asarray, g) for g in PAIRS["close", 2])
-    keys = jax.random.split(jax.random.key(7), 100)
-    draw = lambda n: jax.jit(jax.vmap(lambda key: gaussian_residual(key, p, q, proposals=n).value))(keys)
-    np.testing.assert_allclose(draw(1), draw(16), atol=1e-4)
 
 
 def narrow_cdf(s):

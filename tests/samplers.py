@@ -1,0 +1,242 @@
+"""One table of every public way to generate: each property test is parametrised over it.
+
+A row says how it is asked for. Its `request(seed)` holds the arguments of `generate` and `stream` of its
+family for ROWS rows; all but row FIXED depend on the seed. A new sampler is a new row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import masked_models
+import numpy as np
+import pytest
+import text_models
+from linear_tokens import AnySchedule, LinearTokens
+
+from cspd_jax import image, masked, parallel, text
+from cspd_jax.image import DraftSpeculation, PaperCriterion, Plain, ReleasedRunner, SelfSpeculation, Spread
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.lossy import Annealing, Checkerboard
+from cspd_jax.models import ImageModel, TextModel
+from cspd_jax.networks.lm import LM
+
+ROWS, FIXED = 6, 2  # FIXED is the row whose neighbours change
+LONGEST, NEW, MAX_GAMMA = 6, 13, 5  # of prompts, of texts, of drafts
+WIDTHS, STEPS = (2, 2, 1), 6  # of the draft trees, and of the schedules
+
+
+def row_keys(seed, rows=ROWS):
+    keys = jax.random.split(jax.random.key(seed), rows)
+    return keys.at[FIXED].set(jax.random.key(77))
+
+
+def placed(kind, network, params, mesh):
+    """A model with these parameters on a mesh, or on one device."""
+    if mesh is None:
+        return kind("tiny", network, jax.tree.map(jnp.asarray, params))
+    return kind("tiny", network, parallel.place(mesh, params, network.config), mesh=mesh)
+
+
+TARGET = LinearTokens()
+NEAR, FAR = LinearTokens(pull=1.45, offset=0.42), LinearTokens(pull=0.5, offset=0.9, variance=0.16)
+CHAINS = {"denoise": ChainSpeculation((4,))}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageWay:
+    """method: made of a draft model. options: of `image.Options`; a pair of guidance scales is spread over
+    the images. images: as many as its law is tested with."""
+
+    method: Callable[[ImageModel], image.Method] = lambda draft: Plain()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    network: LinearTokens = TARGET
+    draft: LinearTokens = NEAR
+    images: int = 4000
+    exact: bool = True
+    family = image
+
+    def settled(self, images: int, **more: Any) -> image.Options:
+        options = {"num_iter": 6, **self.options, **more}
+        if isinstance(options.get("cfg"), tuple):
+            options["cfg"] = np.linspace(*options["cfg"], images)
+        return image.Options(**options)
+
+    def asked(self, draft: ImageModel | None = None) -> image.Method:
+        return self.method(draft or ImageModel("draft", self.draft, None))
+
+    def request(self, seed: int, model=None, draft=None, images: int = ROWS, **more: Any) -> tuple:
+        random = np.random.default_rng(seed)
+        labels = random.integers(-1, 2, images)
+        labels[FIXED] = 1
+        options = self.settled(images, **more)
+        if np.any(np.asarray(options.cfg) != 1):
+            cfg = random.uniform(1.2, 2.5, images)
+            cfg[FIXED] = 1.5
+            options = dataclasses.replace(options, cfg=cfg)
+        model = model or ImageModel("linear", self.network, None)
+        return row_keys(seed, images), model, labels, self.asked(draft), options
+
+
+def itself(gamma: int = 3, **options: Any) -> Callable[[Any], image.Method]:
+    return lambda draft: SelfSpeculation(gamma, **options)
+
+
+def drafted(gamma: int = 3, **options: Any) -> Callable[[Any], image.Method]:
+    return lambda draft: DraftSpeculation(draft, gamma=gamma, **options)
+
+
+def paper(gamma: int = 3, **criterion: Any) -> Callable[[Any], image.Method]:
+    return lambda draft: DraftSpeculation(draft, PaperCriterion(**{"sigma": False} | criterion), gamma)
+
+
+GROUPS = {"num_iter": 3, "cfg": 1.5}
+IMAGE = {
+    "plain": ImageWay(),
+    "plain, groups, guided, cold": ImageWay(options={**GROUPS, "temperature": 0.8}),
+    "plain, spread": ImageWay(options={"order": Spread()}, network=LinearTokens(seq_len=9)),
+    "plain, chains": ImageWay(options={"num_iter": 4, **CHAINS}),
+    "annealed": ImageWay(
+        options={"anneal": Annealing(10, 3, levels=2), **GROUPS}, network=AnySchedule(seq_len=9), exact=False
+    ),
+    "annealed checkerboard": ImageWay(
+        options={"anneal": Annealing(10, 3, levels=2), "order": Checkerboard(1), "num_iter": 3},
+        network=AnySchedule(seq_len=9), exact=False,
+    ),
+    "self": ImageWay(itself()),
+    "self, guided": ImageWay(itself(), {"cfg": (0.5, 2.5)}),
+    "self, groups, guided": ImageWay(itself(2, prefill=0.3), GROUPS),
+    "self, few steps": ImageWay(itself(1), {"cfg": 1.5}, LinearTokens(spec="ddim2")),
+    "self, far ahead, cold": ImageWay(itself(8), {"cfg": 1.5, "temperature": 0.8}),
+    "self, adaptive": ImageWay(itself(4, draft_cost=0.2)),
+    "self, spread": ImageWay(itself(2), {"order": Spread(), "num_iter": 5}, LinearTokens(seq_len=9)),
+    "self, both levels": ImageWay(itself(), CHAINS, images=400),
+    "draft": ImageWay(drafted()),
+    "draft, far, groups, guided": ImageWay(drafted(2, prefill=0.3), GROUPS, draft=FAR),
+    "draft, adaptive, both levels": ImageWay(drafted(draft_cost=0.3), CHAINS, images=400),
+    "paper, Sigma = 1": ImageWay(paper()),
+    "paper, Sigma = 1, groups, guided, own noise": ImageWay(paper(2, align=False), GROUPS),
+    "paper, Sigma = 1, both levels": ImageWay(paper(), CHAINS, images=400),
+    "paper, widened": ImageWay(paper(inner_temperature=42.0), exact=False),
+    "released": ImageWay(
+        lambda draft: ReleasedRunner(draft, gamma=2, inner_temperature=5.0),
+        {"num_iter": 4, "cfg": 1.5, "final_noise": False}, exact=False,
+    ),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class TextWay:
+    """Without a drafter this is plain decoding. filtered: by top-k and top-p."""
+
+    drafter: str | None = None
+    rule: str = "block"
+    sampled: bool = True
+    filtered: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+    exact = True
+    family = text
+
+    def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
+        random, (tokens, lengths) = np.random.default_rng(seed), text_models.prompts(rows, LONGEST, seed=seed)
+        tokens[FIXED], lengths[FIXED] = [5, 9, 2, 7, 0, 0], 4
+        gamma, new = (random.integers(1, n + 1, rows) for n in (MAX_GAMMA, NEW))
+        gamma[FIXED], new[FIXED] = 4, NEW
+        lm = text_models.model(padding=2)
+        params = text_models.params(lm)
+        target, near = (placed(TextModel, lm, p, mesh) for p in (params, text_models.near(params)))
+        temperature = random.uniform(0.5, 2, rows)
+        temperature[FIXED] = 0.9
+        options = {
+            "rule": self.rule, "gamma": gamma, "max_gamma": MAX_GAMMA, "max_new_tokens": new,
+            "max_len": LONGEST + NEW, "stop_ids": (), "temperature": temperature if self.sampled else 0.0,
+        }  # fmt: skip
+        if self.filtered:
+            options |= {"top_k": 7, "top_p": 0.95}
+        options = text.Options(**options | dict(self.options))
+        return row_keys(seed, rows), target, text.Prompts(tokens, lengths), self.drafts(target, near), options
+
+    def drafts(self, target: TextModel, near: TextModel) -> Any:
+        if self.drafter == "lookup":
+            return text.PromptLookup()
+        if self.drafter == "tree":
+            return text.draft_tree(near, WIDTHS)
+        if self.drafter == "head":
+            ids = np.arange(target.config.known_ids)[::-1]
+            head = text_models.head(target.network, target.params, ids)
+            return text.draft_from_states(head, target, confidence=0)
+        return near if self.drafter == "model" else None
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedWay:
+    """A method of a model family, greedy unless sampled."""
+
+    method: str = "ssd"
+    model: str = "llada"
+    cached: bool = False
+    sampled: bool = False
+    guidance: float | None = None
+    family = masked
+
+    @property
+    def exact(self) -> bool:
+        return self.method != "schedule"
+
+    def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
+        random = np.random.default_rng(seed)
+        tokens, lengths = random.integers(0, masked_models.MASK, (rows, LONGEST)), np.zeros(rows, int)
+        lengths[:], gamma = random.integers(1, LONGEST + 1, rows), random.integers(1, MAX_GAMMA + 1, rows)
+        tokens[FIXED], lengths[FIXED], gamma[FIXED] = [5, 9, 2, 7, 0, 0], 4, 4
+        temperature = random.uniform(0.5, 1.5, rows)
+        temperature[FIXED] = 0.8
+        config = dataclasses.replace(masked_models.CONFIGS[self.model], depth=1)
+        methods = {
+            "ssd": masked.SelfSpeculation(gamma, MAX_GAMMA),
+            "stepwise": masked.Stepwise(),
+            "schedule": masked.Schedule(STEPS),
+        }
+        options = masked.Options(
+            max_new_tokens=masked_models.PLACES, block=4, cached=self.cached, guidance=self.guidance,
+            temperature=temperature if self.sampled else 0.0,
+        )  # fmt: skip
+        model = placed(TextModel, LM(config, jnp.float64), masked_models.params_of(config, 0), mesh)
+        return row_keys(seed, rows), model, text.Prompts(tokens, lengths), methods[self.method], options
+
+
+ADAPTED = (("draft_cost", 0.1), ("confidence", 0.3), ("stop_ids", (4,)))
+TEXT = {
+    "text, plain, top-k, top-p": TextWay(filtered=True),
+    "text, greedy, model": TextWay("model", sampled=False),
+    "text, google, model": TextWay("model", "google"),
+    "text, deepmind, model": TextWay("model", "deepmind"),
+    "text, block, model, adapted": TextWay("model", "block", options=ADAPTED),
+    "text, match, model, adapted": TextWay("model", "match", options=ADAPTED),
+    "text, block, lookup": TextWay("lookup", "block"),
+    "text, block, head": TextWay("head", "block"),
+    "text, tree": TextWay("tree", "tree", options=(("stop_ids", (4,)),)),
+    "text, greedy, tree": TextWay("tree", "tree", sampled=False),
+}
+MASKED = {
+    "masked, ssd": MaskedWay(sampled=True),
+    "masked, ssd, cached": MaskedWay(cached=True, sampled=True),
+    "masked, ssd, Dream, cached, guided": MaskedWay(model="dream", cached=True, guidance=0.7),
+    "masked, stepwise": MaskedWay("stepwise", sampled=True),
+    "masked, stepwise, cached": MaskedWay("stepwise", cached=True, sampled=True),
+    "masked, schedule": MaskedWay("schedule", sampled=True),
+    "masked, schedule, Dream": MaskedWay("schedule", "dream"),
+}
+WAYS = IMAGE | TEXT | MASKED
+
+
+def each(ways: Mapping[str, Any] = WAYS, quick: tuple[str, ...] = ()) -> Any:
+    """Parametrises a test over rows of the table; all but the quick ones are slow."""
+    rows = [
+        pytest.param(way, id=name, marks=[pytest.mark.slow] * (name not in quick))
+        for name, way in ways.items()
+    ]
+    return pytest.mark.parametrize("way", rows)
