@@ -190,7 +190,7 @@ def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: 
     chains: [T, R], as `Scale.recorded` has them.
     blocks: [B, tokens], of rounds that begin so many tokens behind `first`.
     """
-    steps, transitions = speculation.verify_steps, rounds.verify_transitions
+    steps, paths, transitions = speculation.verify_steps, rounds.verify_paths, rounds.verify_transitions
     unless_negative = lambda recorded, own: jnp.where(recorded < 0, own, recorded)  # the compiler cannot know
 
     def chain(inputs, draft, keys):
@@ -198,16 +198,20 @@ def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: 
         kept = unless_negative(chains[draft.steps[0], jnp.arange(chains.shape[1])], verdict.block.kept)
         return verdict._replace(block=verdict.block._replace(kept=kept))
 
-    def block(inputs, state, *drafted):
-        verdict = transitions(inputs, state, *drafted)
+    def of_round(inputs, state, *drafted):
         at = jnp.clip(state.group - first, 0, blocks.shape[1] - 1)
-        return verdict._replace(kept=unless_negative(blocks[jnp.arange(len(at)), at], verdict.kept))
 
-    with contextlib.ExitStack() as patches:
-        if chains is not None:
-            patches.enter_context(mock.patch.object(speculation, "verify_steps", chain))
-        if blocks is not None:
-            patches.enter_context(mock.patch.object(rounds, "verify_transitions", block))
+        def block(*given):
+            verdict = transitions(*given)
+            return verdict._replace(kept=unless_negative(blocks[jnp.arange(len(at)), at], verdict.kept))
+
+        with mock.patch.object(rounds, "verify_transitions", block):
+            return paths(inputs, state, *drafted)
+
+    with (
+        mock.patch.object(speculation, "verify_steps", steps if chains is None else chain),
+        mock.patch.object(rounds, "verify_paths", paths if blocks is None else of_round),
+    ):
         yield
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy import held_out_prompts, load, load_text
+from toy import held_out_prompts, load
 
 import cspd_jax
 from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation
@@ -101,10 +101,10 @@ def _image_check(name: str, labels: list[int], target, method, denoise, against:
 def text_checks(toy: bool) -> list[Check]:
     """Makes greedy text and masked text, which are equal token for token."""
     count, prompts = (8, held_out_prompts(2, 16, toy)) if toy else (64, held_out_prompts(4, 64, toy))
-    target, model = load_text("text-default", toy), load_text("masked-default", toy)
+    target, model = load("text-default", toy), load("masked-default", toy)
     asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, gamma=4, stop_ids=())
     places = cspd_jax.masked.Options(max_new_tokens=count)
-    small, masked = load_text("text-default-draft", toy), cspd_jax.masked
+    small, masked = load("text-default-draft", toy), cspd_jax.masked
 
     def check(name: str, module: Any, *given: Any) -> Check:
         inputs = module.prepare(None, given[0], prompts, *given[1:])

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from toy import Parser, begin, held_out_prompts, load_text, machine, say
+from toy import Parser, begin, held_out_prompts, load, machine, say
 
 from cspd_jax.masked import Options, Schedule, SelfSpeculation, Stepwise, generate
 from cspd_jax.measure import timed
@@ -96,7 +96,7 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser())
     options = Options(max_new_tokens=8 if args.toy else PLACES, block=4 if args.toy else BLOCK)
-    model, rows = load_text("masked-default", args.toy), []
+    model, rows = load("masked-default", args.toy), []
     for part in ("alone", "sampled", "greedy") if args.toy else (args.only,):
         several = list(jobs(part, options))
         for job in several[:: 5 if args.toy and part == "sampled" else 1]:

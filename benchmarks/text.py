@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from toy import Parser, begin, held_out_prompts, load_text, machine, results, say, write_results
+from toy import Parser, begin, held_out_prompts, load, machine, results, say, write_results
 
 from cspd_jax import hub, models, text
 from cspd_jax.converters import lm as published
@@ -206,14 +206,14 @@ def main() -> None:
     args = begin(make_parser())
     embedded = args.target == EMBEDDED
     target, name = (
-        load_text(args.target, args.toy),
+        load(args.target, args.toy),
         args.draft or ("text-default-draft" if embedded else None),
     )
     drafter = None
     if name and isinstance(hub.describe(name), models.HeadModel):
         drafter = text.draft_from_states(hub.load(name), target)
     elif name:
-        drafter = load_text(name, args.toy)
+        drafter = load(name, args.toy)
     beside = importlib.util.find_spec("transformers") is not None
     if not beside:
         say("left out: transformers, which is not installed (extra `parity`)")

@@ -114,19 +114,14 @@ def scratch() -> Path:
     return Path(_SCRATCH.name)
 
 
-def load(name: str, toy: bool = True) -> models.ImageModel:
-    """Loads a model of images, or makes a toy of the same name and data."""
+def load(name: str, toy: bool = True) -> Any:
+    """Loads a model, or makes a toy of the same name and data, or vocabulary."""
     if not toy:
         return hub.load(name)
     network, params, metadata = _random(name)
-    return models.ImageModel(name, network, params, metadata, class_names=tuple("0123456789"))
-
-
-def load_text(name: str, toy: bool = True) -> models.TextModel:
-    """Loads a model of text, or makes a toy of the same vocabulary."""
-    if not toy:
-        return hub.load(name)
-    return models.TextModel(name, *_random(name), folder=hub.shipped_folder(name))
+    if name in hub.DEFAULTS:
+        return models.ImageModel(name, network, params, metadata, class_names=tuple("0123456789"))
+    return models.TextModel(name, network, params, metadata, folder=hub.shipped_folder(name))
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from cspd_jax.cli._flags import add_common, add_fields, from_flags, labels
 from cspd_jax.image import pixels, prompts
 from cspd_jax.image.generation import Request, as_labels
 from cspd_jax.image.known import in_turn
-from cspd_jax.image.lossy import PROGRESS, Annealing, Checkerboard
+from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.options import FIELDS
 from cspd_jax.image.regions import NAMES, size_of
 from cspd_jax.keys import seed_key
@@ -91,9 +91,8 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def annealing(text: str) -> Annealing:
-    first, last, shape, *_ = [*text.split(":"), "linear"]
-    tuple(PROGRESS).index(shape)  # a ValueError is one line of argparse
-    return Annealing(int(first), int(last), shape)
+    first, last = text.split(":")
+    return Annealing(int(first), int(last))
 
 
 def grid(text: str) -> tuple[int, int]:

@@ -25,7 +25,6 @@ from cspd_jax._utils.files import write_arrays
 from cspd_jax.check import UserError
 from cspd_jax.diffusion.chain import predict
 from cspd_jax.diffusion.gaussian import predicted_x0, transition_from_x0
-from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel, bind
 from cspd_jax.image.drafters import NoiseCorrected
@@ -49,7 +48,7 @@ def drafter_for(model: ImageModel, options: Options) -> NoiseCorrected:
     """Returns the drafter for these options: read where it lies beside the checkpoint, else fitted, once."""
     path = file_of(model, options)
     if path is not None and path.exists():
-        return read(path, model, options)
+        return read(path)
     fitted = _FITTED.setdefault(model, {})
     name = file_name(options)
     if name not in fitted:
@@ -173,17 +172,7 @@ def write(path: Path, drafter: NoiseCorrected) -> None:
     write_arrays(path, **drafter._asdict())
 
 
-def read(path: Path, model: ImageModel, options: Options) -> NoiseCorrected:
-    """Reads the drafter in a file; UserError if it is not one for this model."""
-    steps, dim = sampling_schedule(str(options.respacing)).num_steps, model.network.token_dim
-    shapes = {"x0": (dim,), "v": (steps, dim), "gain": (steps,), "gain_f": (steps,), "limit": ()}
-    try:
-        with np.load(path) as stored:
-            arrays = {name: np.asarray(stored[name], np.float32) for name in shapes}
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} holds no gains ({error}); remove it, or run cspd-jax calibrate") from None
-    if wrong := [name for name, a in arrays.items() if a.shape != shapes[name] or not np.isfinite(a).all()]:
-        raise UserError(
-            f"{path}: {wrong[0]} is not of the model's sizes; remove it, or run cspd-jax calibrate"
-        )
-    return NoiseCorrected(**{name: jnp.asarray(array) for name, array in arrays.items()})
+def read(path: Path) -> NoiseCorrected:
+    """Reads the drafter in a file."""
+    with np.load(path) as stored:
+        return NoiseCorrected(**{name: jnp.asarray(stored[name]) for name in NoiseCorrected._fields})

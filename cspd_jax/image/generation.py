@@ -29,7 +29,7 @@ from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster, Spread
-from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
+from cspd_jax.image.protocol import CausalTokenModel, TokenModel
 from cspd_jax.info import Calls, Exactness, Info
 from cspd_jax.keys import as_typed, keys_per_row
 from cspd_jax.models import ImageModel
@@ -168,8 +168,6 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
         )
     if noise is False and options.denoise != "plain":
         raise UserError("the released runner denoises step by step; use denoise plain")
-    if noise is False and isinstance(model.network, CachedTokenModel):
-        raise UserError("the released runner carries no context cache; use another method for this model")
     if options.shortcuts and (method.name != "plain" or (options.anneal and options.denoise != "plain")):
         raise UserError(
             "annealing and the checkerboard are shortcuts of the plain sampler, and annealing denoises"

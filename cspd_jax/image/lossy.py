@@ -18,26 +18,18 @@ from cspd_jax.image.order import Group, check_square, random_order, reveal_group
 
 Array = jax.Array
 
-PROGRESS = {
-    "linear": lambda s: s,
-    "cosine": lambda s: (1 - math.cos(math.pi * s)) / 2,
-    "two-stage": lambda s: float(s >= 0.5),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Annealing:
-    """Denoising steps that fall along the AR steps (DiSA). Lossy.
+    """Denoising steps that fall in a line along the AR steps (DiSA). Lossy.
 
     first: denoising steps of the first tokens.
     last: of the last ones.
-    shape: how they fall: "linear", "cosine" or "two-stage" (`first` in the first half of the AR steps).
     levels: how many different numbers of steps there are at most; the sampler is compiled for each.
     """
 
     first: int = 50
     last: int = 5
-    shape: str = "linear"
     levels: int = 8
 
     def steps(self, ar_steps: int) -> list[int]:
@@ -46,14 +38,12 @@ class Annealing:
         found = []
         for step in range(ar_steps):
             level = min(levels - 1, step * levels // max(1, ar_steps - 1))
-            progress = PROGRESS[self.shape](level / max(1, levels - 1))
+            progress = level / max(1, levels - 1)
             found.append(math.floor(self.first + (self.last - self.first) * progress + 0.5))
         return found
 
     def respacings(self, respacing: str, ar_steps: int) -> list[str]:
         """Returns the respacing of each AR step, of the kind of `respacing`: "50", or "ddim50"."""
-        if self.last > self.first:
-            raise UserError(f"annealing rises from {self.first} to {self.last} denoising steps; it must fall")
         return [_of_kind(respacing, steps) for steps in self.steps(ar_steps)]
 
     @property

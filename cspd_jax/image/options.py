@@ -79,8 +79,7 @@ class Options:
     )
     anneal: Annealing | None = option(
         None,
-        "lossy: denoising steps fall from FIRST to LAST along the AR steps, for example 50:5; with"
-        " 50:5:cosine and 50:5:two-stage otherwise than in a line (DiSA)",
+        "lossy: denoising steps fall from FIRST to LAST along the AR steps, for example 50:5 (DiSA)",
         static=True,
     )
     order: Checkerboard | Raster | Spread | None = option(

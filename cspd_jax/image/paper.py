@@ -27,10 +27,10 @@ from cspd_jax.image.rounds import (
     Drafted,
     Inputs,
     Paths,
-    Prefix,
     Request,
     State,
     accept,
+    accepted_prefix,
     drafted_groups,
     draw_paths,
     exists,
@@ -119,7 +119,7 @@ def aligned_chains(criterion: PaperCriterion, inputs: Inputs, drafted: Drafted) 
     group = drafted.groups[:, :1]
     groups = group + jnp.arange(gamma + 1)
     unaligned = purpose_keys(inputs.keys, Purpose.UNALIGNED)
-    wanted = exists(inputs, groups) & drafted.testing[:, None, None]
+    wanted = exists(inputs, groups)
     wanted &= (jnp.arange(gamma + 1) <= jnp.sum(jnp.any(drafted.to_test, axis=2), axis=1)[:, None])[..., None]
     request = Request(
         keys=inputs.keys if criterion.align else unaligned,
@@ -159,7 +159,7 @@ def replace_rejected(
     """Commits the accepted groups and completes the one after them: by Eq. 11 where drafts were rejected, by
     the target's own chain where there were none. Counts the draws that were given up, [B]."""
     gamma, lanes = inputs.speculation.gamma, jnp.arange(inputs.images)
-    prefix = accepted_prefix(inputs, drafted, test.passed)
+    prefix = accepted_prefix(drafted.to_test, test.passed)
     state = accept(inputs, state, drafted, prefix)
     group = state.group
     n, at = prefix.n, jnp.minimum(prefix.n, gamma - 1)
@@ -170,21 +170,12 @@ def replace_rejected(
     keys = token_keys(inputs, here, Purpose.PROPOSAL)[:, 0]
     found = _residual(criterion, keys, p, q, log_sigma, rejected)
     value = jnp.where(undrafted[:, None, None], own.states[lanes, n, :, 0], found.value)
-    missing = exists(inputs, group) & drafted.testing[:, None] & (undrafted[:, None] | rejected)
+    missing = exists(inputs, group) & (undrafted[:, None] | rejected)
     state = state._replace(
         tokens=put(inputs, state.tokens, group[:, None], value[:, None], missing[:, None]),
-        group=group + (drafted.testing & (group < inputs.groups)),
+        group=group + (group < inputs.groups),
     )
     return state, jnp.sum(found.truncated & rejected, axis=1, dtype=jnp.int32)
-
-
-def accepted_prefix(inputs: Inputs, drafted: Drafted, passed: Array) -> Prefix:
-    """Accepts groups up to the first with a rejection; the tests after it count for nothing."""
-    real = drafted.to_test
-    whole = jnp.all(passed | ~real, axis=2) & jnp.any(real, axis=2)
-    n = jnp.sum(jnp.cumprod(whole, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
-    tested = real & (jnp.arange(inputs.speculation.gamma) <= n[:, None])[..., None]
-    return Prefix(n, tested, tested & passed)
 
 
 def tempered_log_ratio(p: Gaussian, q: Gaussian, x: Array, inner_temperature: float) -> Array:

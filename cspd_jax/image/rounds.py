@@ -10,14 +10,9 @@ sequence of Gaussian transitions. Their laws q are known from when they were dra
 same transitions, every token's in the context that shows the drafts before its group, need no sequential
 call: the states are given. Block verification (`coupling.block`) keeps the first transitions and draws the
 next state from the residual. The token in which the block ends is continued from there, under the target, in
-the context that it was verified in; the tokens before it stay, and those after it are drawn anew.
-
-A target that drafts for itself does this and drafts its next groups in the same calls of its head:
-
-    group in work      kept | goes on from the block's state  ->  x_0        context: that of its verification
-                            | begins anew at x_T              ->  x_0
-    the next group            begins anew at x_T              ->  a draft    context: the newest one,
-    the one after             begins anew at x_T              ->  a draft    read further and further ahead
+the context that it was verified in; the tokens before it stay, and those after it are drawn anew. (Coupled
+drafts make a block of each token, and those after it stay too: `image.coupled`.) A target that drafts for
+itself does this and draws its next drafts in the same calls of its head.
 
 How much is kept depends on drafts that are dropped, so nothing random of a round is used in another: what a
 round draws belongs to the group that it began at.
@@ -27,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -147,10 +142,6 @@ class Inputs:
         return self.target.network.seq_len
 
     @property
-    def dim(self) -> int:
-        return self.target.network.token_dim
-
-    @property
     def steps(self) -> int:
         """T"""
         return self.target.steps
@@ -170,10 +161,6 @@ class Inputs:
     def width(self) -> int:
         """G"""
         return max(group.size for group in self.options.groups(self.length))
-
-    @property
-    def dtype(self) -> Any:
-        return self.target.dtype
 
 
 class Paths(NamedTuple):
@@ -207,14 +194,12 @@ class State(NamedTuple):
 class Drafted(NamedTuple):
     """What is verified in a round.
 
-    testing: [B] images that are not complete.
     groups: [B, gamma]
     to_test: [B, gamma, G] where there is a draft to be tested.
     z: [B, gamma + 1, lookahead, G, H, D] contexts: [b, j, k] shows the first j drafted groups, and is of the
         tokens of the group k further on; k = 0 is the one that comes right after what is shown.
     """
 
-    testing: Array
     groups: Array
     to_test: Array
     z: Array
@@ -234,45 +219,43 @@ class Prefix(NamedTuple):
     kept: Array
 
 
-class Ended(NamedTuple):
-    """Where the block of each image ended.
+class Kept(NamedTuple):
+    """What verification leaves of the drafts.
 
-    prefix: the groups and tokens that are kept whole.
-    inside: [B, G] the token of the group after them in which it ended.
-    left: [B] steps that this token has left.
-    x: [B, d] its state.
+    paths: their states, and the target's laws of them.
+    whole: [B, gamma, G] nothing of the path changes.
+    left: [B, gamma, G] steps that are left; T where it begins anew.
+    x: [B, gamma, G, d] the state there.
     guess: the chain drafter's, there.
-    truncated: [B] the state is no draw from the residual.
     """
 
-    prefix: Prefix
-    inside: Array
+    paths: Paths
+    whole: Array
     left: Array
     x: Array
     guess: Prediction
-    truncated: Array
 
 
 class Request(NamedTuple):
     """Paths [B, N, G] to be drawn.
 
     keys: [B] in place of the images', of all noise.
-    window_keys: [B] in place of the images', of speculation along the chains but for x_T.
     positions: [B, N, G]
     z: [B, N, G, H, D]
     scale: [B, N, G] of guidance.
     wanted: [B, N, G] the others may be anything.
     begun: None, or where the tokens are: steps that are left [B, N, G] (T: at their own x_T, and the rest
         means nothing), the state [B, N, G, d], and the chain drafter's guess there.
+    window_keys: [B] in place of `keys`, of speculation along the chains but for x_T.
     """
 
     keys: Array
-    window_keys: Array
     positions: Array
     z: Array
     scale: Array
     wanted: Array
     begun: tuple[Array, Array, Prediction] | None = None
+    window_keys: Array | None = None
 
 
 # The loop.
@@ -378,15 +361,16 @@ def nothing_made(inputs: Inputs) -> State:
     """Returns the state in which nothing is made but what is known, and nothing drafted."""
     images, gamma, width = inputs.images, inputs.speculation.gamma, inputs.width
     padded = inputs.length + width - 1
-    tokens = jnp.zeros((images, padded, inputs.dim), inputs.dtype)
+    dim, dtype = inputs.target.network.token_dim, inputs.target.dtype
+    tokens = jnp.zeros((images, padded, dim), dtype)
     number = jnp.zeros(images, jnp.int32)
     group, kept = number, inputs.target.kept
     if kept is not None:  # the first group that lacks a token
         ends = inputs.start[: inputs.groups] + inputs.size[: inputs.groups]
         group = jnp.searchsorted(ends, kept.number, side="right").astype(jnp.int32)
-    path = (images, gamma, width, inputs.steps, inputs.dim)
-    states = jnp.zeros((*path[:3], inputs.steps + 1, inputs.dim), inputs.dtype)
-    laws = Gaussian(jnp.zeros(path, inputs.dtype), jnp.zeros(path, inputs.dtype))
+    path = (images, gamma, width, inputs.steps, dim)
+    states = jnp.zeros((*path[:3], inputs.steps + 1, dim), dtype)
+    laws = Gaussian(jnp.zeros(path, dtype), jnp.zeros(path, dtype))
     return State(
         tokens=put_back(kept, tokens),
         group=group,
@@ -425,43 +409,47 @@ _run_rounds, _output, _final_tokens = jax.jit(run_rounds), jax.jit(output), jax.
 
 @dataclasses.dataclass(frozen=True)
 class PathCriterion:
-    """Verifies the denoising paths of all drafts as one block. Exact."""
+    """Verifies the denoising paths of all drafts as one block, and drops what lies behind it. Exact."""
 
     name: ClassVar[str] = "path"
+    why: ClassVar[str] = (
+        "the denoising paths of all drafts are verified as one block, each token's in its own context, and"
+        " the token in which it ends is continued by the target; together tokens have the distribution of the"
+        " plain sampler"
+    )
 
     def draft_keys(self, inputs: Inputs, state: State) -> Array:
         """Returns keys of the round: nothing of a dropped draft may come again."""
         return round_keys(inputs, state.group, Purpose.DRAFT)
 
+    def coins(self, keys: Array, tokens: int) -> Array:
+        """Returns the keys of an image's blocks, which decide how its tokens [B, N] make blocks."""
+        return keys[:, None]
+
     def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
-        """Verifies the drafts and completes the group where the block ends. A target that drafts for itself
-        draws its next drafts in the same pass over the chain."""
-        ahead = inputs.draft is None
+        """Verifies the drafts and completes the first group that is not kept whole. A target that drafts for
+        itself draws its next drafts in the same pass over the chain."""
+        ahead = inputs.speculation.gamma if inputs.draft is None else 0
         keys = round_keys(inputs, state.group, Purpose.PASS)  # of the group that the round begins at
-        drafted, backbone = drafted_groups(inputs, state, inputs.speculation.gamma + 1 if ahead else 1)
-        ended, head = verify_block(inputs, state, drafted)
-        began, state = state, accept(inputs, state, drafted, ended.prefix)
-        request = completion(inputs, state, drafted, ended, keys)
+        drafted, backbone = drafted_groups(inputs, state, ahead + 1)
+        kept, head = verify_paths(inputs, state, drafted, self.coins)
+        prefix = accepted_prefix(drafted.to_test, kept.whole, counted=kept.left < inputs.steps)
+        began, state = state, accept(inputs, state, drafted, prefix)
         if ahead:
             state = choose_num_drafts(inputs, state)
-            drafting = self_draft_request(inputs, state, drafted, ended.prefix, keys)
-            request = side_by_side(inputs, request, drafting)
-        paths, drawn = draw_paths(inputs, inputs.target, request)
-        done = request.wanted[:, :1]
+        held, request = window(inputs, state, drafted, kept, prefix.n, ahead)
+        drawn, chains = draw_paths(inputs, inputs.target, request._replace(keys=keys))
+        paths, group = joined(held, drawn), state.group[:, None]
+        done = exists(inputs, group) & ~held.whole[:, :1]
         state = state._replace(
-            tokens=put(inputs, state.tokens, state.group[:, None], paths.states[:, :1, :, 0], done),
+            tokens=put(inputs, state.tokens, group, paths.states[:, :1, :, 0], done),
             group=state.group + (state.group < inputs.groups),
             drafts=jax.tree.map(lambda a: a[:, 1:], paths) if ahead else state.drafts,
         )
-        return state, of_round(inputs, began, add_up(backbone, head, drawn))
+        return state, of_round(inputs, began, add_up(backbone, head, chains))
 
     def exactness(self) -> Exactness:
-        return Exactness(
-            True,
-            "the denoising paths of all drafts are verified as one block, each token's in its own context,"
-            " and the token in which it ends is continued by the target; together tokens have the"
-            " distribution of the plain sampler",
-        )
+        return Exactness(True, self.why)
 
 
 def of_round(inputs: Inputs, began: State, target: Work) -> Counts:
@@ -473,59 +461,70 @@ def of_round(inputs: Inputs, began: State, target: Work) -> Counts:
 def drafted_groups(inputs: Inputs, state: State, lookahead: int) -> tuple[Drafted, Work]:
     """Reads the target's contexts before each drafted group and after the last, in one backbone call."""
     gamma = inputs.speculation.gamma
-    testing = state.group < inputs.groups
     groups = state.group[:, None] + jnp.arange(gamma)
-    used = testing[:, None] & (jnp.arange(gamma) < state.num_drafts[:, None])
+    used = jnp.arange(gamma) < state.num_drafts[:, None]
     used &= (state.group >= inputs.prefilled)[:, None]
     known = state.group[:, None] + jnp.arange(gamma + 1)
     tokens = with_drafts(inputs, state)
     z = contexts(inputs, inputs.target, tokens, known, lookahead)
-    drafted = Drafted(testing, groups, exists(inputs, groups) & used[..., None], z)
+    drafted = Drafted(groups, exists(inputs, groups) & used[..., None], z)
     return drafted, backbone_work(inputs, known.size)
 
 
-def verify_block(inputs: Inputs, state: State, drafted: Drafted) -> tuple[Ended, Work]:
-    """Verifies all transitions of all drafts as one block, [B, gamma G T]: group by group, token by token."""
-    drafts, lanes, steps = state.drafts, jnp.arange(inputs.images), inputs.steps
-    gamma, width = drafted.to_test.shape[1:]
+def verify_paths(
+    inputs: Inputs, state: State, drafted: Drafted, coins: Callable[[Array, int], Array]
+) -> tuple[Kept, Work]:
+    """Verifies the transitions of all drafts: group by group, token by token, in as many blocks as there are
+    coins for."""
+    drafts, steps = state.drafts, inputs.steps
+    images, gamma, width = drafted.to_test.shape
     z = drafted.z[:, :gamma, 0]
     p, work = laws(inputs, inputs.target, drafts.states, z, scales(inputs, drafted.groups))
+    keys = coins(round_keys(inputs, state.group, Purpose.TEST), gamma * width).reshape(-1)
+    blocks = len(keys)
 
     def in_order(a: Array) -> Array:
-        """Turns [B, gamma, G, T, ...], entry i to x_i, into [B, gamma G T, ...], from the first transition
+        """Turns [B, gamma, G, T, ...], entry i to x_i, into blocks [N, M, ...], from the first transition
         on."""
-        return jnp.flip(a, axis=3).reshape(len(a), gamma * width * steps, *a.shape[4:])
+        return jnp.flip(a, axis=3).reshape(blocks, -1, *a.shape[4:])
 
-    p, q, before, after = jax.tree.map(
+    of_p, q, before, after = jax.tree.map(
         in_order, (p, drafts.laws, drafts.states[..., 1:, :], drafts.states[..., :-1, :])
     )
-    valid = jnp.repeat(drafted.to_test.reshape(len(lanes), -1), steps, axis=1)
-    block = verify_transitions(inputs, state, p, q, after, valid)
+    valid = jnp.repeat(drafted.to_test.reshape(blocks, -1), steps, axis=1)
+    block = verify_transitions(keys, of_p, q, after, valid)
+    number, most = jnp.arange(blocks), valid.shape[1]
+    ended, at = block.kept < most, jnp.minimum(block.kept, most - 1)
+    step, x = steps - 1 - at % steps, block.value.astype(after.dtype)
+    law: Gaussian = jax.tree.map(lambda a: a[number, at], of_p)
+    guess = guess_after(inputs.target, step, before[number, at], law, x)
 
-    token, taken = block.kept // steps, block.kept % steps
-    index = jnp.arange(gamma * width).reshape(gamma, width)
-    real, token_of = drafted.to_test, token[:, None, None]
-    whole = jnp.all(index < token_of, axis=2) & jnp.any(real, axis=2)
-    prefix = Prefix(
-        jnp.sum(whole, axis=1, dtype=jnp.int32), real & (index <= token_of), real & (index < token_of)
-    )
-    ended = block.kept < valid.shape[1]
-    at = jnp.minimum(block.kept, valid.shape[1] - 1)
-    step, x = steps - 1 - taken, block.value.astype(after.dtype)
-    of_p: Gaussian = jax.tree.map(lambda a: a[lanes, at], p)
-    guess = guess_after(inputs.target, step, before[lanes, at], of_p, x)
-    inside = ended[:, None] & (jnp.arange(width) == (token % width)[:, None])
-    truncated = block.truncated & ended
-    work = work._replace(truncated=truncated.astype(jnp.int32))
-    return Ended(prefix, inside, step, x, guess, truncated), work
+    def of_tokens(a: Array) -> Array:
+        """Turns what each block ended with into [B, gamma, G, ...]."""
+        every = jnp.broadcast_to(a[:, None], (blocks, most // steps, *a.shape[1:]))
+        return every.reshape(images, gamma, width, *a.shape[1:])
+
+    token, last = jnp.arange(most // steps), (block.kept // steps)[:, None]
+    left = jnp.where(token < last, 0, jnp.where(token == last, step[:, None], steps))
+    truncated = jnp.sum((block.truncated & ended).reshape(images, -1), axis=1, dtype=jnp.int32)
+    whole, left = (a.reshape(images, gamma, width) for a in (token < last, left))
+    kept = Kept(Paths(drafts.states, p), whole, left, of_tokens(x), jax.tree.map(of_tokens, guess))
+    return kept, work._replace(truncated=truncated)
 
 
-def verify_transitions(
-    inputs: Inputs, state: State, p: Gaussian, q: Gaussian, after: Array, valid: Array
-) -> VerifiedPath:
-    """Verifies each image's transitions [B, N] as one block, with coins that belong to the group it is at."""
-    keys = round_keys(inputs, state.group, Purpose.TEST)
+def verify_transitions(keys: Array, p: Gaussian, q: Gaussian, after: Array, valid: Array) -> VerifiedPath:
+    """Verifies blocks of transitions [N, M], each with the coins of its key."""
     return jax.vmap(verify_gaussian_block)(keys, p, q, after, valid)
+
+
+def accepted_prefix(real: Array, passed: Array, counted: Array | bool = True) -> Prefix:
+    """Accepts groups [B, gamma, G] of drafts that are `real` and have passed, up to the first that has not as
+    a whole. Of that one tests count where they are `counted`."""
+    kept = real & passed
+    whole = jnp.all(kept == real, axis=2) & jnp.any(real, axis=2)
+    n = jnp.sum(jnp.cumprod(whole, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+    tested = real & counted & (jnp.arange(real.shape[1]) <= n[:, None])[..., None]
+    return Prefix(n, tested, kept & tested)
 
 
 def accept(inputs: Inputs, state: State, drafted: Drafted, prefix: Prefix) -> State:
@@ -534,40 +533,52 @@ def accept(inputs: Inputs, state: State, drafted: Drafted, prefix: Prefix) -> St
     ahead = jnp.arange(1, inputs.speculation.gamma + 1, dtype=jnp.int8)[:, None]
     return state._replace(
         tokens=put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], kept),
-        group=state.group + jnp.where(drafted.testing, prefix.n, 0),
+        group=state.group + prefix.n,
         marks=put(inputs, state.marks, groups, jnp.where(kept, ahead, -ahead), tested),
     )
 
 
-def completion(inputs: Inputs, state: State, drafted: Drafted, ended: Ended, keys: Array) -> Request:
-    """Asks for the tokens [B, 1, G] that the group in work lacks: the one in which the block ended goes on,
-    and those after it begin anew."""
-    lanes, prefix = jnp.arange(inputs.images), ended.prefix
-    at = jnp.minimum(prefix.n, inputs.speculation.gamma - 1)
-    ended_there = jnp.any(ended.inside, axis=1, keepdims=True)  # else all is kept, and `at` is not the group
-    kept = prefix.kept[lanes, at] & ended_there
-    left = jnp.where(ended.inside, ended.left[:, None], jnp.where(kept, 0, inputs.steps))
-    of_token = lambda a: jnp.broadcast_to(a[:, None, None], (*left[:, None].shape, *a.shape[1:]))
-    group = state.group[:, None]
-    return Request(
-        keys=keys,
-        window_keys=keys,
-        positions=positions(inputs, group),
-        z=drafted.z[lanes, prefix.n, :1],
-        scale=scales(inputs, group),
-        wanted=exists(inputs, group) & ~kept[:, None],
-        begun=(left[:, None], of_token(ended.x), jax.tree.map(of_token, ended.guess)),
+def window(
+    inputs: Inputs, state: State, drafted: Drafted, kept: Kept, n: Array, ahead: int
+) -> tuple[Kept, Request]:
+    """Asks for what the group in work and the next ones, `ahead` of them, lack: paths go on where their
+    blocks ended, the others begin anew. Returns what is held of them too.
+
+    New places have the newest context, the one that shows the last draft of which something is left. The
+    first of them is the place right after what is shown; further ahead the context is stale by 1, 2, ...
+    groups more, but it is what they are drawn from. That it may show drafts that are dropped does not matter:
+    any drafts will do.
+    """
+    lanes, behind = jnp.arange(inputs.images)[:, None], jnp.arange(ahead + 1)
+    groups, place = state.group[:, None] + behind, n[:, None] + behind
+    something = jnp.any(drafted.to_test & (kept.left < inputs.steps), axis=2)
+    last = jnp.sum(something, axis=1)[:, None]
+    shown = jnp.minimum(place, last)
+    held = jax.tree.map(lambda a: a[lanes, jnp.minimum(place, inputs.speculation.gamma - 1)], kept)
+    there = (place < last)[..., None]
+    held = held._replace(whole=held.whole & there, left=jnp.where(there, held.left, inputs.steps))
+    wanted = (behind <= state.num_drafts[:, None]) & (groups[:, :1] + 1 >= inputs.prefilled)
+    missing = (wanted | (behind == 0))[..., None] & (held.left > 0)
+    return held, Request(
+        keys=inputs.keys,
+        positions=positions(inputs, groups),
+        z=drafted.z[lanes, shown, place - shown],
+        scale=scales(inputs, groups),
+        wanted=exists(inputs, groups) & missing,
+        begun=(held.left, held.x, held.guess),
     )
 
 
-def side_by_side(inputs: Inputs, now: Request, ahead: Request) -> Request:
-    """Joins both in one pass over the chain; what is ahead begins at its own x_T."""
-    shape = ahead.positions.shape
-    left, *there = jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape[3:]), a.dtype), now.begun)
-    anew = (jnp.full(shape, inputs.steps, left.dtype), *there)
-    join = lambda a, b: jnp.concatenate([a, b], axis=1)
-    joined = {n: join(getattr(now, n), getattr(ahead, n)) for n in ("positions", "z", "scale", "wanted")}
-    return now._replace(**joined, begun=jax.tree.map(join, now.begun, anew))
+def joined(held: Kept, drawn: Paths) -> Paths:
+    """Joins what is kept of each path, the state in which its block ended, and what was drawn from there."""
+    steps = drawn.laws.mean.shape[-2]
+    step, left = jnp.arange(steps + 1)[:, None], held.left[..., None, None]
+    anew = (step < left) | (left == steps)
+    ended = (step == left) & ~held.whole[..., None, None]
+    states = jnp.where(ended, held.x[..., None, :], held.paths.states)
+    old_or_new = lambda new, old: jnp.where(anew[..., :steps, :], new, old)
+    laws = jax.tree.map(old_or_new, drawn.laws, held.paths.laws)
+    return Paths(jnp.where(anew, drawn.states, states), laws)
 
 
 # Drafts.
@@ -584,32 +595,9 @@ def choose_num_drafts(inputs: Inputs, state: State) -> State:
     return state._replace(num_drafts=best_draft_length(of_groups, most, cost))
 
 
-def self_draft_request(
-    inputs: Inputs, state: State, drafted: Drafted, prefix: Prefix, keys: Array
-) -> Request:
-    """Asks for the groups after the one in work, all at once, each from its z in the newest context.
-
-    That context shows the dropped draft of the group in work too, if it had one: any drafts will do, and then
-    the next group is the one right after what is shown. Else the group in work is what is missing, and z is
-    stale by one group more. Further ahead it is stale by 1, 2, ... more, but it is what they are drawn from.
-    """
-    gamma, lanes = inputs.speculation.gamma, jnp.arange(inputs.images)
-    groups = state.group[:, None] + 1 + jnp.arange(gamma)
-    wanted = (jnp.arange(gamma) < state.num_drafts[:, None]) & (groups[:, :1] >= inputs.prefilled)
-    shown = jnp.any(drafted.to_test[lanes, jnp.minimum(prefix.n, gamma - 1)], axis=1) & (prefix.n < gamma)
-    newest = drafted.z[lanes, prefix.n + shown]
-    return Request(
-        keys=keys,
-        window_keys=keys,
-        positions=positions(inputs, groups),
-        z=newest[lanes[:, None], jnp.where(shown, 0, 1)[:, None] + jnp.arange(gamma)],
-        scale=scales(inputs, groups),
-        wanted=exists(inputs, groups) & wanted[..., None],
-    )
-
-
 def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
-    """Has the draft model continue every image, one AR step after the other, as far as any of them asks."""
+    """Has the draft model continue every image, one AR step after the other, as far as any of them asks, each
+    in the context of its own tokens before that group."""
     gamma, draft = inputs.speculation.gamma, inputs.draft
     assert draft is not None
     state = choose_num_drafts(inputs, state)
@@ -623,7 +611,13 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
         j, state, work = carry
         here = (state.group + j)[:, None]  # [B, 1]
         tokens = with_drafts(inputs, state, count=j)
-        request = group_request(inputs, draft, tokens, here, asked[:, j], keys)
+        request = Request(
+            keys=keys,
+            positions=positions(inputs, here),
+            z=contexts(inputs, draft, tokens, jnp.minimum(here, inputs.groups))[:, :, 0],
+            scale=scales(inputs, here),
+            wanted=exists(inputs, here) & asked[:, j, None, None],
+        )
         drawn, made = draw_paths(inputs, draft, request)
         drafts = jax.tree.map(lambda a, new: a.at[:, j].set(new[:, 0]), state.drafts, drawn)
         return j + 1, state._replace(drafts=drafts), add_up(work, backbone_work(inputs, len(here)), made)
@@ -632,21 +626,6 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
     with jax.named_scope("drafts"):
         _, state, work = jax.lax.while_loop(lambda carry: carry[0] < steps, one, start)
     return state, no_counts(inputs.images)._replace(draft=work)
-
-
-def group_request(
-    inputs: Inputs, model: BoundModel, tokens: Array, here: Array, images: Array, keys: Array
-) -> Request:
-    """Asks for the model's chains for group `here` [B, 1] of the `images` [B], each in the context of its own
-    tokens before that group, with noise of `keys` [B]."""
-    return Request(
-        keys=keys,
-        window_keys=keys,
-        positions=positions(inputs, here),
-        z=contexts(inputs, model, tokens, jnp.minimum(here, inputs.groups))[:, :, 0],
-        scale=scales(inputs, here),
-        wanted=exists(inputs, here) & images[:, None, None],
-    )
 
 
 # Denoising paths of many tokens: drawn, and their laws under another network.
@@ -696,7 +675,7 @@ def laws(inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Arra
     flat = jnp.moveaxis(states.reshape(-1, *states.shape[-2:]), 0, 1)
     found = path_laws(_chains(bound, z, scale), flat)
     count = path_law_calls(inputs.steps, flat.shape[1] * z.shape[-2])
-    shape = (*states.shape[:-2], inputs.steps, inputs.dim)
+    shape = (*states.shape[:-2], inputs.steps, states.shape[-1])
     back = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(shape), found)
     return back, head_work(inputs, count, inputs.steps // count * flat.shape[1])
 

@@ -102,14 +102,15 @@ def single_residual(monkeypatch):
 
 def the_drafts_context(monkeypatch):
     """The token in which the block ended goes on in the context that shows its dropped draft."""
-    right = rounds.completion
+    right = rounds.window
 
-    def completion(inputs, state, drafted, ended, keys):
-        shown = jnp.minimum(ended.prefix.n + jnp.any(ended.inside, axis=1), inputs.speculation.gamma)
-        z = drafted.z[jnp.arange(inputs.images), shown, :1]
-        return right(inputs, state, drafted, ended, keys)._replace(z=z)
+    def window(inputs, state, drafted, kept, n, ahead):
+        held, request = right(inputs, state, drafted, kept, n, ahead)
+        shown = n + jnp.any(held.left[:, 0] < inputs.steps, axis=1)
+        z = drafted.z[jnp.arange(inputs.images), jnp.minimum(shown, inputs.speculation.gamma), 0]
+        return held, request._replace(z=request.z.at[:, 0].set(z))
 
-    monkeypatch.setattr(rounds, "completion", completion)
+    monkeypatch.setattr(rounds, "window", window)
 
 
 def the_first_context(monkeypatch):

@@ -138,11 +138,10 @@ def test_commands_are_understood():
 def toys(tmp_path_factory) -> Path:
     """The models of the package, each as narrow as the toy of its name in benchmarks/."""
     folder = tmp_path_factory.mktemp("shipped")
-    for names, load in ((hub.DEFAULTS, _toy().load), (hub.TEXT_DEFAULTS, _toy().load_text)):
-        for name, place in names.items():
-            model = load(name)
-            kind = "lm" if load is _toy().load_text else kind_name(model.config)
-            weights.save(folder / place, kind, model.config, model.params, extra=model.metadata.get("extra"))
+    for name, place in (hub.DEFAULTS | hub.TEXT_DEFAULTS).items():
+        model = _toy().load(name)
+        kind = "lm" if name in hub.TEXT_DEFAULTS else kind_name(model.config)
+        weights.save(folder / place, kind, model.config, model.params, extra=model.metadata.get("extra"))
     return folder
 
 
