@@ -115,6 +115,12 @@ IMAGE = {
     "self, adaptive": ImageWay(itself(4, draft_cost=0.2)),
     "self, spread": ImageWay(itself(2), {"order": Spread(), "num_iter": 5}, LinearTokens(seq_len=9)),
     "self, both levels": ImageWay(itself(), CHAINS, images=400),
+    "self, coupled, guided": ImageWay(itself(coupled=True), {"cfg": (0.5, 2.5)}),
+    "self, coupled, few steps": ImageWay(itself(2, coupled=True), {"cfg": 1.5}, LinearTokens(spec="ddim2")),
+    "self, coupled, groups, cold": ImageWay(
+        itself(3, prefill=0.3, draft_cost=0.1, coupled=True), {"num_iter": 3, "temperature": 0.8}
+    ),
+    "self, coupled, both levels": ImageWay(itself(coupled=True), CHAINS, images=400),
     "draft": ImageWay(drafted()),
     "draft, far, groups, guided": ImageWay(drafted(2, prefill=0.3), GROUPS, draft=FAR),
     "draft, adaptive, both levels": ImageWay(drafted(draft_cost=0.3), CHAINS, images=400),

@@ -15,6 +15,7 @@ from cspd_jax._utils.options import documented, option, reported
 from cspd_jax.check import UserError
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.counts import Made
+from cspd_jax.image.coupled import CoupledCriterion
 from cspd_jax.image.options import Options
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.released import RunnerOptions
@@ -185,7 +186,20 @@ class SelfSpeculation(_Rounds):
         type=float,
     )
 
+    coupled: bool = option(
+        False,
+        "on or off: what lies behind a rejected draft is kept, with a new law, in place of being dropped;"
+        " fewer rounds where many are drafted, from gamma 12 on (off)",
+        flags=("--coupled",),
+        type=bool,
+        metavar="on|off",
+    )
+
     name: ClassVar[str] = "self"
+
+    @property
+    def criterion(self) -> Criterion:
+        return CoupledCriterion() if self.coupled else PathCriterion()
 
 
 @dataclasses.dataclass(frozen=True)
