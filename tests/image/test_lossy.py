@@ -23,8 +23,7 @@ IMAGES = 2000
     "annealing, ar_steps, steps",
     [
         (Annealing(50, 5, levels=64), 10, [50, 45, 40, 35, 30, 25, 20, 15, 10, 5]),
-        (Annealing(50, 5, "two-stage"), 6, [50, 50, 50, 5, 5, 5]),
-        (Annealing(50, 10, "cosine", levels=3), 3, [50, 30, 10]),
+        (Annealing(50, 10, levels=3), 3, [50, 30, 10]),
         (Annealing(5, 50), 1, [5]),
     ],
 )
