@@ -81,6 +81,7 @@ def main(out: str, *runs: str) -> None:
     for name, sizes in dict.fromkeys([*((name, "none") for name, _ in wanted), *wanted]):
         results[f"{name}; {sizes}"] = run(name, None if sizes == "none" else mesh_of(sizes))
         print(name, sizes, flush=True)
+        jax.clear_caches()  # programs hold memory maps, of which a process may have 65530
     with open(out, "w", encoding="utf-8") as file:
         json.dump(results, file)
 

@@ -94,7 +94,7 @@ def generate(
 @functools.partial(jax.jit, static_argnames="mesh")
 def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
     """Has each group of devices continue its own share of the prompts."""
-    whole = {name: getattr(inputs, name) for name in ("params", "drafter_params", "stop_ids")}
+    whole = {n: getattr(inputs, n) for n in ("params", "drafter_params", "stop_ids", "draft_cost")}
     without: Any = dict.fromkeys(whole)
     count = len(inputs.limit)
     each = lambda a: a if a.ndim else jnp.broadcast_to(a, (count,))
