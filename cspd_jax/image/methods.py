@@ -185,11 +185,10 @@ class SelfSpeculation(_Rounds):
         flags=("--prefill",),
         type=float,
     )
-
     coupled: bool = option(
         False,
-        "on or off: what lies behind a rejected draft is kept, with a new law, in place of being dropped;"
-        " fewer rounds where many are drafted, from gamma 12 on (off)",
+        "on or off: what lies behind a rejected draft is kept, with a new law, in place of being dropped:"
+        " fewer rounds where many are drafted (off)",
         flags=("--coupled",),
         type=bool,
         metavar="on|off",

@@ -437,8 +437,8 @@ class PathCriterion:
         began, state = state, accept(inputs, state, drafted, prefix)
         if ahead:
             state = choose_num_drafts(inputs, state)
-        held, request = window(inputs, state, drafted, kept, prefix.n, ahead)
-        drawn, chains = draw_paths(inputs, inputs.target, request._replace(keys=keys))
+        held, request = window(inputs, state, drafted, kept, prefix.n, ahead, keys)
+        drawn, chains = draw_paths(inputs, inputs.target, request)
         paths, group = joined(held, drawn), state.group[:, None]
         done = exists(inputs, group) & ~held.whole[:, :1]
         state = state._replace(
@@ -539,7 +539,7 @@ def accept(inputs: Inputs, state: State, drafted: Drafted, prefix: Prefix) -> St
 
 
 def window(
-    inputs: Inputs, state: State, drafted: Drafted, kept: Kept, n: Array, ahead: int
+    inputs: Inputs, state: State, drafted: Drafted, kept: Kept, n: Array, ahead: int, keys: Array
 ) -> tuple[Kept, Request]:
     """Asks for what the group in work and the next ones, `ahead` of them, lack: paths go on where their
     blocks ended, the others begin anew. Returns what is held of them too.
@@ -560,7 +560,7 @@ def window(
     wanted = (behind <= state.num_drafts[:, None]) & (groups[:, :1] + 1 >= inputs.prefilled)
     missing = (wanted | (behind == 0))[..., None] & (held.left > 0)
     return held, Request(
-        keys=inputs.keys,
+        keys=keys,
         positions=positions(inputs, groups),
         z=drafted.z[lanes, shown, place - shown],
         scale=scales(inputs, groups),

@@ -117,6 +117,8 @@ def test_flags_reach_the_sampler(run):
     report, err = run("--labels", "0", "--n", "1", "--anneal", "10:5", "--gtr", "1", "--num-iter", "2")
     assert not report["lossless"] and "(DiSA)" in err and "(GtR)" in err
     assert report["options"]["anneal"]["first"] == 10 and report["options"]["reveal"] == {"rest": 1}
+    report, _ = run("--method", "self", *FAST, "--coupled", "on")
+    assert report["lossless"] and report["criterion"] == "coupled"
 
 
 def test_a_checkpoint_says_how_it_is_sampled(run):

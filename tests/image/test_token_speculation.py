@@ -104,8 +104,8 @@ def the_drafts_context(monkeypatch):
     """The token in which the block ended goes on in the context that shows its dropped draft."""
     right = rounds.window
 
-    def window(inputs, state, drafted, kept, n, ahead):
-        held, request = right(inputs, state, drafted, kept, n, ahead)
+    def window(inputs, state, drafted, kept, n, *others):
+        held, request = right(inputs, state, drafted, kept, n, *others)
         shown = n + jnp.any(held.left[:, 0] < inputs.steps, axis=1)
         z = drafted.z[jnp.arange(inputs.images), jnp.minimum(shown, inputs.speculation.gamma), 0]
         return held, request._replace(z=request.z.at[:, 0].set(z))

@@ -62,18 +62,6 @@ def frequencies(found: np.ndarray, labels: np.ndarray, data: Words) -> np.ndarra
     return counts
 
 
-def chi_square(found: np.ndarray, labels: np.ndarray, data: Words) -> tuple[float, float]:
-    """Whether the words of a topic are equally frequent, as in the data: the statistic over its degrees of
-    freedom, and its p-value. Misspelt ones do not count."""
-    from scipy import stats
-
-    sizes = [len(words(topic)) for topic in data.topics]
-    counts = zip(sizes, frequencies(found, labels, data))
-    total = sum(float(stats.chisquare(seen[:size]).statistic) for size, seen in counts)
-    degrees = sum(sizes) - len(sizes)
-    return total / degrees, float(stats.chi2.sf(total, degrees))
-
-
 def as_often_right(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
     """The p-value of words being right equally often in two sets of pictures [N, lines], both with `labels`.
     Pictures are permuted within the topics, so lines may depend on one another."""
