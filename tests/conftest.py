@@ -37,11 +37,7 @@ if PROGRAMS:
 
 # Parity of the default models is checked on optimised code, and so is that of MAR by `test_optimised_code`.
 # Elsewhere nearly all the time would go into compiling small programs that run once.
-OPTIMISED = {
-    "test_chain_speculation_default",
-    "test_parity_torch",
-    "test_same_law",
-}
+OPTIMISED = {"test_parity_torch", "test_same_law"}
 
 
 @pytest.fixture(scope="module", autouse=True)
