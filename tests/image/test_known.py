@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import FALSE_ALARM
-from linear_tokens import LinearTokens, noise_of, p_value
+from laws import FALSE_ALARM, normals_p_value
+from linear_tokens import LinearTokens, noise_of
 from samplers import IMAGE, each
 
 import cspd_jax
@@ -33,7 +33,7 @@ def law_of(way, **variant):
     """Returns the p-value of the law of what is made, given what is known."""
     network = dataclasses.replace(way.network, **variant)
     options = way.settled(way.images, known=given(way.images, network.seq_len))
-    return p_value(noise_of(way.asked(), network, options, way.images)[0])
+    return normals_p_value(noise_of(way.asked(), network, options, way.images)[0])
 
 
 @each(

@@ -7,8 +7,8 @@ import chex
 import jax
 import numpy as np
 import pytest
-from laws import FALSE_ALARM
-from linear_tokens import noise_of, p_value
+from laws import FALSE_ALARM, normals_p_value
+from linear_tokens import noise_of
 from samplers import IMAGE
 
 from cspd_jax import image
@@ -77,4 +77,4 @@ def test_the_law_is_that_of_its_own_schedules(name):
     way = IMAGE[name]
     for by, right in ((None, True), ("ddim10", False)):
         noise, _ = noise_of(way.asked(), way.network, way.settled(IMAGES), IMAGES, by)
-        assert (p_value(noise) > FALSE_ALARM) == right
+        assert (normals_p_value(noise) > FALSE_ALARM) == right

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import FALSE_ALARM
-from linear_tokens import LinearTokens, noise_of, p_value
+from laws import FALSE_ALARM, normals_p_value
+from linear_tokens import LinearTokens, noise_of
 from samplers import IMAGE, TARGET, each
 
 from cspd_jax import image
@@ -30,7 +30,7 @@ def law_of(way, **variant):
     """Returns the p-value of the images' joint law, and what the sampler told."""
     network = dataclasses.replace(way.network, **variant)
     noise, info = noise_of(way.asked(), network, way.settled(way.images), way.images)
-    return p_value(noise), info
+    return normals_p_value(noise), info
 
 
 @each(EXACT, quick=("self, few steps", "self, guided"))

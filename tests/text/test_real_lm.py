@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import chex
 import jax
-import laws
 import numpy as np
 import pytest
 import real_lm
@@ -124,42 +124,8 @@ def test_speculation_gives_the_same_greedy_tokens(model, recorded, plain, draft)
     tokens, info = generate(None, model, [prompt], drafter, Options(max_new_tokens=SHORT, stop_ids=()))
     found = np.asarray(tokens)[0, len(prompt) : len(prompt) + SHORT]
     print(f"{draft}: {SHORT / float(np.asarray(info.rounds)[0]):.2f} tokens per round")
-    np.testing.assert_array_equal(found, plain[:SHORT])
+    chex.assert_trees_all_equal(found, plain[:SHORT])
     assert np.asarray(info.rounds)[0] < SHORT
-
-
-@pytest.mark.slow
-def test_sampled_tokens_are_not_grossly_wrong(model, tokenizer):
-    """The first two tokens of 128 rows against the products of the model's own probabilities.
-
-    False alarms: laws.FALSE_ALARM. The law at temperature 3 is refuted by the same sample, that at 1 is not:
-    the distribution itself is tested on small models.
-    """
-    rows, kept, temperature = 128, 4, 0.7
-    prompt = tokenizer.encode("The best thing about the sea is")
-    network, params = model.network, model.params
-    tokens, info = generate(
-        jax.random.key(0), model, [prompt] * rows, (network, quantise(params, 4)),
-        Options(gamma=2, temperature=temperature, top_k=kept, max_new_tokens=2, stop_ids=()),
-    )  # fmt: skip
-    assert 0 < np.sum(np.asarray(info.accepted)) < np.sum(np.asarray(info.trace.drafted))
-    pairs = np.asarray(tokens)[:, len(prompt) : len(prompt) + 2]
-
-    best = lambda row: np.argsort(-row)[:kept]
-    first = logits_of(model, [prompt])[0][-1]
-    after = [found[-1] for found in logits_of(model, [[*prompt, int(i)] for i in best(first)])]
-    cells = [(int(i), int(j)) for i, row in zip(best(first), after) for j in best(row)]
-    counts = np.bincount([cells.index((int(i), int(j))) for i, j in pairs], minlength=len(cells))
-
-    def p_value(temperature: float) -> float:
-        shares = lambda row: np.exp((row[best(row)] - row.max()) / temperature)
-        normal = lambda weights: weights / weights.sum()
-        law = [p * normal(shares(row)) for p, row in zip(normal(shares(first)), after)]
-        return laws.counts_p_value(counts, np.concatenate(law))
-
-    print(f"p {p_value(temperature):.2g}; of the wrong law {p_value(3.0):.2g}")
-    assert p_value(temperature) > laws.FALSE_ALARM
-    assert p_value(3.0) <= laws.FALSE_ALARM
 
 
 @pytest.mark.parity
