@@ -74,8 +74,7 @@ def normals_p_value(noise) -> float:
     """Noise [N, L, d] (NaN where there is none) against independent standard normals: each step's [N, d],
     differences of neighbouring steps, sums and squared norms of rows.
 
-    Where noise is what a sampler's output is made of, every failure of a joint law is one of
-    this.
+    Noise is what an output is made of: every failure of a joint law is one of this independence.
     """
     made = np.sum(~np.isnan(noise), axis=(1, 2))
     some, steps = made > 0, np.diff(noise, axis=1) / np.sqrt(2)

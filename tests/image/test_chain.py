@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gaussian_head import GaussianData, GaussianFlow, p_value
 from laws import FALSE_ALARM
+from test_block import single_residual
 
 from cspd_jax.coupling import block
 from cspd_jax.diffusion.chain import Chains, path_laws, path_log_density, sample_chain, sample_path
@@ -137,11 +138,6 @@ def fresh_draw(key, p, q, drafts, valid):
     at = jnp.minimum(found.kept, len(drafts) - 1)
     noise = jax.random.normal(jax.random.fold_in(key, 7), p.mean[at].shape)
     return found._replace(value=p.mean[at] + jnp.exp(0.5 * p.log_var[at]) * noise)
-
-
-def single_residual(patch):
-    right = block._trials
-    patch.setattr(block, "_trials", lambda *a: right(*a[:-1], jnp.zeros_like(a[-1])))
 
 
 def the_same_numbers(patch):

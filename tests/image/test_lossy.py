@@ -1,9 +1,6 @@
 """Lossy shortcuts of the plain sampler, annealed denoising steps (DiSA) and the checkerboard: what they draw
 has the law of its own schedules, which is not the plain sampler's, and they are called lossy."""
 
-import dataclasses
-
-import chex
 import jax
 import numpy as np
 import pytest
@@ -60,14 +57,6 @@ def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
     assert of(order=Checkerboard(2), denoise=chains) == of(order=Checkerboard(2))
     assert not of(order=Checkerboard(2)).lossless
     assert of(order=Spread(2), denoise=chains) == of(denoise=chains) and of(denoise=chains).lossless
-
-
-@pytest.mark.slow
-def test_annealing_to_the_same_number_changes_nothing():
-    keys, model, labels, method, options = IMAGE["annealed"].request(0)
-    asked = (dataclasses.replace(options, anneal=anneal) for anneal in (None, Annealing(10, 10, levels=4)))
-    plain, same = (np.asarray(image.generate(keys, model, labels, method, one)[0]) for one in asked)
-    chex.assert_trees_all_equal(plain, same)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,7 +101,7 @@ def test_equal_to_the_plain_sampler(runner, draft, cfg_schedule, temperature):
     )
     expected = sampler.sample(TARGET, None, KEYS, LABELS, options).tokens
     found = draw(draft=draft, options=options, runner=runner)
-    np.testing.assert_allclose(found.tokens, expected, atol=1e-5)
+    chex.assert_trees_all_close(found.tokens, expected, atol=1e-5)
     assert found.counts.target.truncated.sum() == 0 and (found.marks >= 0).all()
 
 
