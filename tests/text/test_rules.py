@@ -1,4 +1,5 @@
-"""The joint distribution of whole texts from speculative sampling, by exact enumeration of a tiny target.
+"""The joint distribution of whole texts from speculative sampling, by exact enumeration of a tiny target:
+rules for a chain of drafts and for trees of them, and mistakes that are noticed.
 
 N = 20 000 rows with one prompt, four tokens each: 256 texts, fewer with a stop id. Fixed seeds; the
 false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,11 +21,13 @@ from laws import FALSE_ALARM, counts_p_value
 from cspd_jax import text
 from cspd_jax.coupling.acceptance import uniform
 from cspd_jax.coupling.categorical import residual_logits
+from cspd_jax.coupling.siblings import accept_sibling
 from cspd_jax.keys import purpose_keys
 from cspd_jax.sampling import Purpose, Sampling, gumbel, gumbel_max, round_keys
 from cspd_jax.text import Drafting, ModelDrafter, Options, Prompts, rules
 from cspd_jax.text.drafters import Drafts
 from cspd_jax.text.rules import RULES, Verdict
+from cspd_jax.text.trees.rounds import TREE_RULES
 
 ROWS, V, NEW, STOP = 20_000, 4, 4, 3
 PROMPT = np.array([2, 2, 0, 2, 1])
@@ -76,10 +80,12 @@ def index(texts):
 PROMPTS = Prompts(np.tile(PROMPT, (ROWS, 1)), np.full(ROWS, len(PROMPT)))
 
 
-def generate(rule, kind, sampling, other=None, **options):
-    """By a drafter of some kind, or by the other one that is given."""
-    options = {"max_new_tokens": NEW, "gamma": 3, **sampling._asdict()} | options
+def generate(rule, kind, sampling, widths=None, other=None, **options):
+    """By a drafter of some kind, in trees of these widths if there are any; or by another drafter."""
     used = drafter(kind) if other is None else other
+    if widths:
+        used = (text.head_tree if kind == "head" else text.draft_tree)(used, widths)
+    options = {"max_new_tokens": NEW, "gamma": len(widths or "123"), **sampling._asdict()} | options
     return text.generate(jax.random.key(0), target(), PROMPTS, used, Options(rule=rule, **options))
 
 
@@ -102,6 +108,12 @@ WAYS = {
     "block, fewer ids, adapted": ("block", "fewer ids", SAMPLED, ADAPTED),
     "block, mixed": ("block", "near", OPEN, MIXED),
     "google, head, mixed": ("google", "head", OPEN, MIXED),
+    "tree, stop": ("tree", "near", OPEN, {"widths": (3, 2), "stop_ids": (STOP,)}),
+    "tree, wider than what is left of q": ("tree", "near", SAMPLED, {"widths": (4, 1)}),
+    "tree, a chain": ("tree", "near", OPEN, {"widths": (1, 1, 1)}),
+    "tree, fewer ids": ("tree", "fewer ids", OPEN, {"widths": (3, 2)}),
+    # Nodes are given what it made of their parents; it lacks an id.
+    "tree, head": ("tree", "head", SAMPLED, {"widths": (3, 1)}),
 }
 
 
@@ -111,7 +123,7 @@ def test_texts_have_the_target_s_distribution(way):
     rule, kind, sampling, options = WAYS[way]
     tokens, info = generate(rule, kind, sampling, **options)
     assert p_value(tokens, sampling, *options.get("stop_ids", ())) > FALSE_ALARM
-    assert 0.2 < info.acceptance < 0.95 and not info.truncated.any()
+    assert 0.2 < info.acceptance < 1 and not info.truncated.any()
 
 
 def clamped_products(keys, length, log_p, drafts):
@@ -180,6 +192,31 @@ def test_almost_right_rules_are_noticed(rule, monkeypatch):
     assert p_value(generate(rule.__name__, "near", OPEN).tokens, OPEN) <= FALSE_ALARM
 
 
+def with_replacement(u, log_p, log_q, drafts):
+    """Tests every draft against the residual of the one before, but with q itself, as if drawn anew."""
+    index, _ = accept_sibling(u[:1], log_p, log_q, drafts[:1])
+    for i in range(1, len(drafts)):
+        rest = residual_logits(log_p, log_q)
+        log_p = jnp.where(jnp.all(rest == -jnp.inf), log_p, jax.nn.log_softmax(rest))
+        one, found = accept_sibling(u[i : i + 1], log_p, log_q, drafts[i : i + 1])
+        index = jnp.where((index == i) & (one > 0), i + 1, index)
+    return index, found._replace(empty=jnp.zeros(len(drafts), bool))
+
+
+def fresh_draw_after_all(u, log_p, log_q, drafts):
+    """If no draft is accepted, a draw from p itself."""
+    index, found = accept_sibling(u, log_p, log_q, drafts)
+    return index, found._replace(log_next=log_p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [with_replacement, fresh_draw_after_all])
+def test_almost_right_trees_are_noticed(rule, monkeypatch):
+    monkeypatch.setitem(TREE_RULES, rule.__name__, rule)
+    tokens, _ = generate(rule.__name__, "near", OPEN, (3, 2), stop_ids=(STOP,))
+    assert p_value(tokens, OPEN, STOP) <= FALSE_ALARM
+
+
 class Discarding(ModelDrafter):
     """Holds back a token that it has drawn, if it is improbable."""
 
@@ -196,7 +233,7 @@ class Discarding(ModelDrafter):
 @pytest.mark.slow
 def test_a_draft_that_is_held_back_biases_the_text(rule):
     network, params = drafter("near")
-    tokens, _ = generate(rule, "near", OPEN, Drafting(Discarding(network), params))
+    tokens, _ = generate(rule, "near", OPEN, other=Drafting(Discarding(network), params))
     assert p_value(tokens, OPEN) <= FALSE_ALARM
 
 
@@ -236,3 +273,24 @@ def test_block_verification_needs_fresh_noise_every_round():
         tokens, _ = text.generate(jax.random.key(0), model, PROMPTS, stale, options)
         second = np.bincount(tokens[:, len(PROMPT) + 1], minlength=V)
         assert (counts_p_value(second, probs) > FALSE_ALARM) == right
+
+
+@pytest.mark.slow
+def test_a_tree_of_one_child_each_is_the_chain(float64):
+    """The same drafts, accepted as often; and wider ones give the target's text in fewer rounds."""
+    lm = text_models.model(depth=2)
+    params = text_models.params(lm)
+    target, head = (lm, params), text_models.head(lm, params, [9, 3, 5, 1, 7, 2, 10, 0], (0, 1, 2))
+    prompts = [[1, 5, 7], [3], [4, 9, 8, 2, 6], [6, 7]]
+    chain = text.draft_from_states(head, target, confidence=0)
+    options = text.Options(gamma=3, max_new_tokens=24, stop_ids=())
+    plain = text.generate(None, target, prompts, None, options)
+    of_chain = text.generate(None, target, prompts, chain, options)
+    accepted = []
+    for widths in ((1, 1, 1), (4, 2, 1)):
+        made = text.generate(None, target, prompts, text.head_tree(chain, widths), options)
+        chex.assert_trees_all_equal(made.tokens, plain.tokens)
+        accepted.append(made.info.accepted)
+    longer = np.array([len(prompt) > 1 for prompt in prompts])  # a chain drafts nothing after one token
+    chex.assert_trees_all_equal(accepted[0][longer], of_chain.info.accepted[longer])
+    assert accepted[1].sum() > accepted[0].sum()
