@@ -7,7 +7,6 @@ classifier of the means over the tokens; each at a false alarm of 1e-4 / 3.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.rounds import PathCriterion, Speculation
 from cspd_jax.keys import row_keys
+from cspd_jax.tools.evaluation.equality import by_moments
 
 
 def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **options):
@@ -46,13 +46,8 @@ def reference(count, cfg, num_iter):
 
 def p_value(x, y):
     a, b = (t.reshape(len(t), -1) for t in (x, y))
-    middle = np.concatenate([a, b]).mean(0)
-    first, second = (np.concatenate([t, (t - middle) ** 2], axis=1) for t in (a, b))
-    spread = np.sqrt((first.var(0) + second.var(0)) / len(first))
-    z = np.max(np.abs(first.mean(0) - second.mean(0)) / spread)
-    moments = 2 * a.shape[1] * math.erfc(z / math.sqrt(2))
-    energy = energy_p_value(a, b, permutations=29999)
-    return min(1.0, 3 * min(moments, energy, classifier_p_value(x.mean(1), y.mean(1))))
+    found = by_moments(a, b, None), energy_p_value(a, b, permutations=29999)
+    return min(1.0, 3 * min(*found, classifier_p_value(x.mean(1), y.mean(1))))
 
 
 CHAINS = {"denoise": ChainSpeculation((4,))}

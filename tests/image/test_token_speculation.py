@@ -27,10 +27,10 @@ EXACT = {name: way for name, way in IMAGE.items() if way.exact}
 LOSSY = {name: way for name, way in IMAGE.items() if name.startswith("paper") and not way.exact}
 
 
-def law_of(way, **variant):
-    """Returns the p-value of the images' joint law, and what the sampler told."""
+def law_of(way, known=None, **variant):
+    """Returns the p-value of the images' joint law, given what is known, and what the sampler told."""
     network = dataclasses.replace(way.network, **variant)
-    noise, info = noise_of(way.asked(), network, way.settled(way.images), way.images)
+    noise, info = noise_of(way.asked(), network, way.settled(way.images, known=known), way.images)
     return normals_p_value(noise), info
 
 

@@ -25,15 +25,11 @@ def table(seed, count=24, ranks=6, tokens=3):
     """A short chain and random texts, some of which may be reached in several orders."""
     random, texts = np.random.default_rng(seed), [*prefixes(2).texts]
     while len(texts) < count:
-        before = dict(texts[random.integers(len(texts))])
-        before[int(random.integers(1, ranks + 1))] = int(random.integers(tokens))
-        text = tuple(sorted(before.items()))
-        if text not in texts and any(
-            set(text) - set(other) and len(text) == len(other) + 1 for other in texts
-        ):
-            parents = [tuple(m for m in text if m != move) for move in text]
-            if set(parents) & set(texts):
-                texts.append(text)
+        before = texts[random.integers(len(texts))]
+        move = int(random.integers(1, ranks + 1)), int(random.integers(tokens))
+        text = tuple(sorted((*before, move)))
+        if move[0] not in dict(before) and text not in texts:
+            texts.append(text)
     return MoveSets(tuple(texts))
 
 
