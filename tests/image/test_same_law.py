@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import FALSE_ALARM, classifier_p_value, energy_p_value
+from laws import FALSE_ALARM
 from recorded import GOLDEN, network
 
 from cspd_jax.image import rounds, sampler
@@ -21,7 +21,7 @@ from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.rounds import PathCriterion, Speculation
 from cspd_jax.keys import row_keys
-from cspd_jax.tools.evaluation.equality import by_moments
+from cspd_jax.tools.evaluation.equality import by_moments, classifier_p_value, energy_p_value
 
 
 def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **options):
