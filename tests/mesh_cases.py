@@ -52,14 +52,6 @@ def image_model(mesh, seed=0):
     return samplers.placed(ImageModel, MARModel(tiny.PIXELS, jax.numpy.float64), params, mesh)
 
 
-def half_known(images):
-    """Each image knows another number of tokens."""
-    random = np.random.default_rng(0)
-    counts = np.arange(images) % (tiny.PIXELS.seq_len + 1)
-    mask = random.random((images, tiny.PIXELS.seq_len)).argsort(axis=1) < counts[:, None]
-    return cspd_jax.Known(random.normal(size=(*mask.shape, tiny.PIXELS.token_dim)), mask)
-
-
 def request(name, mesh):
     """trained: along the chains of an untrained model nothing is accepted."""
     if name == "trained":
@@ -68,8 +60,9 @@ def request(name, mesh):
         return jax.random.key(KEY), model, np.arange(3), cspd_jax.Plain(), options
     if name in samplers.IMAGE:
         models = {"model": image_model(mesh), "draft": image_model(mesh, 1)}
-        known = {"known": half_known(IMAGES)} if name in ("plain", "self") else {}
-        return samplers.IMAGE[name].request(KEY, images=IMAGES, **models, **known)
+        known = samplers.some_known(IMAGES, tiny.PIXELS.seq_len, tiny.PIXELS.token_dim)
+        more = {"known": known} if name in ("plain", "self") else {}
+        return samplers.IMAGE[name].request(KEY, images=IMAGES, **models, **more)
     return samplers.WAYS[name].request(KEY, mesh, rows=IMAGES)
 
 

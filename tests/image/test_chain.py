@@ -76,7 +76,7 @@ class Misreported(BiasedWindow):
 
     def window(self, *given):
         after, q = super().window(*given)
-        return after, q._replace(log_var=q.log_var - 0.2)
+        return after, q._replace(log_var=q.log_var - 0.1)
 
 
 def drafter_for(spec, kind):
@@ -107,7 +107,7 @@ LAWS = {
     "windows, cold": ("ddim100", NoiseCorrected, (32, 32, 5), 2048, COLD),
     "jacobian": ("ddim100", "jacobian", (16,), 256, {"final_noise": False}),
     "flow": ("flow25", NoiseCorrected, (8,), 1024, {}),
-    "flow, at once": ("flow25", BiasedWindow, (8,), 1024, {}),
+    "flow, at once": ("flow25", BiasedWindow, (8,), 2048, {}),
     "flow, jacobian": ("flow25", "jacobian", (16,), 256, {}),
 }
 
