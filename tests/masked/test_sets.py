@@ -43,7 +43,7 @@ def undecided():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cached", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
     "method", [masked.SelfSpeculation(3), masked.SelfSpeculation(texts=table(2, 12))], ids=["chain", "table"]
 )
