@@ -8,18 +8,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.stats import chi2, norm
 
-from cspd_jax.tools.evaluation.equality import FALSE_ALARM, classifier_p_value, energy_p_value
-
-__all__ = [
-    "FALSE_ALARM",
-    "classifier_p_value",
-    "counts_p_value",
-    "energy_p_value",
-    "ks_p_value",
-    "share_p_value",
-    "two_sample_ks_p_value",
-]
+from cspd_jax.tools.evaluation.equality import FALSE_ALARM as FALSE_ALARM
 
 
 def counts_p_value(counts, probabilities) -> float:
@@ -66,3 +57,18 @@ def two_sample_ks_p_value(x, y) -> float:
     both = np.concatenate([x, y])
     distance = np.max(np.abs(np.searchsorted(x, both, "right") - np.searchsorted(y, both, "right"))) / len(x)
     return min(1.0, 2 * math.exp(-len(x) * distance**2))
+
+
+def normals_p_value(noise) -> float:
+    """Noise [N, L, d] (NaN where there is none) against independent standard normals: each step's [N, d],
+    differences of neighbouring steps, sums and squared norms of rows.
+
+    Noise is what an output is made of: every failure of a joint law is one of this independence.
+    """
+    made = np.sum(~np.isnan(noise), axis=(1, 2))
+    some, steps = made > 0, np.diff(noise, axis=1) / np.sqrt(2)
+    total, norms = np.nansum(noise, axis=(1, 2))[some], np.nansum(noise**2, axis=(1, 2))[some]
+    normals = [*np.swapaxes(noise, 0, 1), *np.swapaxes(steps, 0, 1), total / np.sqrt(made[some])]
+    found = [ks_p_value(one[~np.isnan(one)], norm.cdf) for one in normals]
+    found.append(ks_p_value(chi2(made[some]).cdf(norms), lambda u: u))
+    return min(1.0, len(found) * min(found))

@@ -1,4 +1,4 @@
-"""An autoregressive model of tokens whose joint law is known, and the test of that law."""
+"""An autoregressive model of tokens whose joint law is known, and the noise that they are made of."""
 
 import dataclasses
 
@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gaussian_head import GaussianData
-from laws import ks_p_value
-from scipy.stats import chi2, norm
 
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image import generate, resolve
@@ -98,7 +96,8 @@ class AnySchedule(LinearTokens):
 
 def noise_of(method, network, options, images, by=None):
     """Returns the whitened noise [N, L, d] that the tokens of so many images are made of, in reveal order
-    and NaN where a token was known; and what the sampler told. Right samplers make independent normals.
+    and NaN where a token was known; and what the sampler told. Right samplers make independent normals, which
+    `laws.normals_p_value` tests.
 
     by: a respacing whose law is taken in place of those that the options have.
     """
@@ -126,15 +125,3 @@ def noise_of(method, network, options, images, by=None):
         noise[:, members] = (tokens[:, members] - expected) / np.sqrt(variance)
     noise[np.arange(network.seq_len) < known[:, None]] = np.nan
     return noise, info
-
-
-def p_value(noise):
-    """Tests noise [N, L, d] for independent standard normals: each token's, differences of neighbours, sums
-    and squared norms of images. Every failure of the joint law is a failure of this independence."""
-    made = np.sum(~np.isnan(noise), axis=(1, 2))
-    some, steps = made > 0, np.diff(noise, axis=1) / np.sqrt(2)
-    total, norms = np.nansum(noise, axis=(1, 2))[some], np.nansum(noise**2, axis=(1, 2))[some]
-    normals = [*np.swapaxes(noise, 0, 1), *np.swapaxes(steps, 0, 1), total / np.sqrt(made[some])]
-    found = [ks_p_value(one[~np.isnan(one)], norm.cdf) for one in normals]
-    found.append(ks_p_value(chi2(made[some]).cdf(norms), lambda u: u))
-    return min(1.0, len(found) * min(found))

@@ -41,14 +41,10 @@ def canvas(family="llada", seed=0, rows=8, block=4, places=PLACES, temperature=0
     prompts = random.integers(0, MASK, (rows, 6))
     drawn = temperature or options.get("place_temperature") or options.get("confidence") == "random"
     keys = jax.random.split(jax.random.key(seed), rows) if drawn else None
+    options = {name: jnp.float64(x) if isinstance(x, float) else x for name, x in options.items()}
     options = Options(max_new_tokens=places, block=block, temperature=temperature, **options)
     network, params = LM(config, jnp.float64), params_of(config, seed)
     return make_canvas(network, params, Prompts(prompts, lengths), options, keys)
-
-
-def make(family, seed, block, cached, temperature, guided):
-    guidance = jnp.float64(0.7) if guided else None
-    return canvas(family, seed, block=block, cached=cached, temperature=temperature, guidance=guidance)
 
 
 @jax.jit
@@ -59,6 +55,7 @@ def run(canvas, way=STEPWISE):
 
 
 @functools.cache
-def reference(family, seed, block, cached, temperature, guided):
+def reference(family="llada", seed=0, **options):
+    """What the stepwise reference makes of `canvas`."""
     with jax.enable_x64(True):
-        return run(make(family, seed, block, cached, temperature, guided))
+        return run(canvas(family, seed, **options))

@@ -1,18 +1,22 @@
 """Rows of the table of samplers on meshes of devices that one processor pretends to be.
 
     export XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_ENABLE_X64=1
-    python tests/mesh_cases.py OUT.json "data=8:self;masked, ssd" "data=4,model=2:trained"
+    python tests/mesh_cases.py FOLDER
 
-The rows run without a mesh and on each of those named with them; their tokens and counts are written. In
-float64: rounding, which depends on shapes, must not decide anything.
+The rows of MESHES run without a mesh and on each of theirs; FOLDER/results.json has their tokens and
+counts. In float64: rounding, which depends on shapes, must not decide anything. Before that, parameters
+must lie where they belong, and images have the bits of batches of their group's size.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import pathlib
 import sys
 
+import chex
+import hf_folder
 import jax
 import numpy as np
 import samplers
@@ -26,21 +30,26 @@ from cspd_jax.networks.mar import MARModel
 
 IMAGES = 10  # more than a data axis shares evenly
 KEY = 3
-NAMES = ("trained", *samplers.WAYS)
+# Every loop of the library on a mesh of both axes, whose other rows differ from these in numbers; and some of
+# each family on meshes of other proportions.
+MESHES = {
+    "data=4,model=2": (
+        "trained", "plain", "plain, groups, guided, cold", "annealed checkerboard", "self",
+        "self, groups, guided", "self, both levels", "self, coupled, both levels",
+        "draft, adaptive, both levels", "paper, Sigma = 1, groups, guided, own noise", "released",
+        "text, plain, top-k, top-p", "text, google, model", "text, block, model, adapted",
+        "text, match, model, adapted", "text, block, lookup", "text, block, head", "text, tree",
+        "masked, ssd", "masked, ssd, Dream, cached, guided", "masked, stepwise, cached", "masked, schedule",
+    ),
+    "data=8": ("text, greedy, model", "self"),
+    "data=2,model=4": ("self, guided", "masked, ssd"),
+}  # fmt: skip
 
 
 def image_model(mesh, seed=0):
     params = tiny.params(mar.abstract_params(tiny.PIXELS), seed, scale=0.05)
     params = jax.tree.map(lambda a: a.astype(np.float64), params)
     return samplers.placed(ImageModel, MARModel(tiny.PIXELS, jax.numpy.float64), params, mesh)
-
-
-def half_known(images):
-    """Each image knows another number of tokens."""
-    random = np.random.default_rng(0)
-    counts = np.arange(images) % (tiny.PIXELS.seq_len + 1)
-    mask = random.random((images, tiny.PIXELS.seq_len)).argsort(axis=1) < counts[:, None]
-    return cspd_jax.Known(random.normal(size=(*mask.shape, tiny.PIXELS.token_dim)), mask)
 
 
 def request(name, mesh):
@@ -51,8 +60,9 @@ def request(name, mesh):
         return jax.random.key(KEY), model, np.arange(3), cspd_jax.Plain(), options
     if name in samplers.IMAGE:
         models = {"model": image_model(mesh), "draft": image_model(mesh, 1)}
-        known = {"known": half_known(IMAGES)} if name in ("plain", "self") else {}
-        return samplers.IMAGE[name].request(KEY, images=IMAGES, **models, **known)
+        known = samplers.some_known(IMAGES, tiny.PIXELS.seq_len, tiny.PIXELS.token_dim)
+        more = {"known": known} if name in ("plain", "self") else {}
+        return samplers.IMAGE[name].request(KEY, images=IMAGES, **models, **more)
     return samplers.WAYS[name].request(KEY, mesh, rows=IMAGES)
 
 
@@ -74,17 +84,49 @@ def mesh_of(sizes: str):
     return parallel.make_mesh(sizes, jax.devices()[: math.prod(parallel.parse_mesh(sizes).values())])
 
 
-def main(out: str, *runs: str) -> None:
-    asked = [run.split(":") for run in runs]
-    wanted = [(name, sizes) for sizes, names in asked for name in names.split(";")]
+def held(params):
+    """Bytes on each device."""
+    counts = dict.fromkeys(jax.devices(), 0)
+    for leaf in jax.tree.leaves(params):
+        for shard in leaf.addressable_shards:
+            counts[shard.device] += shard.data.nbytes
+    return list(counts.values())
+
+
+def check_placed(name):
+    """Every device holds its share of the same numbers."""
+    whole, placed = (cspd_jax.load(name, None, mesh).params for mesh in (None, mesh_of("data=2,model=4")))
+    chex.assert_trees_all_equal(jax.tree.map(np.asarray, placed), jax.tree.map(np.asarray, whole))
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(whole))
+    assert len(set(held(placed))) == 1 and held(placed)[0] < 0.7 * total, (held(placed), total)
+    assert held(cspd_jax.load(name, None, mesh_of("data=8")).params) == [total] * 8
+
+
+def check_bits(name):
+    """An image's bits are those that a batch of its group's size gives."""
+    model, placed = (cspd_jax.load(name, None, mesh) for mesh in (None, mesh_of("data=4")))
+    keys, labels = cspd_jax.row_keys(jax.random.key(5), 8), np.arange(8) % 5
+    for method in (cspd_jax.Plain(), cspd_jax.SelfSpeculation(gamma=2)):
+        how = method, cspd_jax.Options(num_iter=4, cfg=2.0)
+        spread, _ = cspd_jax.generate(keys, placed, labels, *how)
+        pairs = [cspd_jax.generate(keys[i : i + 2], model, labels[i : i + 2], *how)[0] for i in (0, 2, 4, 6)]
+        assert np.array_equal(spread, np.concatenate(pairs))
+
+
+def main(folder: pathlib.Path) -> None:
+    saved = tiny.save_mar(folder / "mar")
+    hf_folder.write(folder / "hf", hf_folder.LLAMA)
+    check_placed(saved)
+    check_placed(str(folder / "hf"))
+    check_bits(saved)
+    wanted = [(name, sizes) for sizes, names in MESHES.items() for name in names]
     results = {}
     for name, sizes in dict.fromkeys([*((name, "none") for name, _ in wanted), *wanted]):
         results[f"{name}; {sizes}"] = run(name, None if sizes == "none" else mesh_of(sizes))
         print(name, sizes, flush=True)
         jax.clear_caches()  # programs hold memory maps, of which a process may have 65530
-    with open(out, "w", encoding="utf-8") as file:
-        json.dump(results, file)
+    (folder / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(pathlib.Path(sys.argv[1]))

@@ -42,6 +42,16 @@ def placed(kind, network, params, mesh):
     return kind("tiny", network, parallel.place(mesh, params, network.config), mesh=mesh)
 
 
+def some_known(images, length=6, dim=2):
+    """Each image knows another set of tokens, from none of them to all, which are no draws of any model."""
+    random = np.random.default_rng(3)
+    many = random.integers(0, length + 1, images)
+    ranks = random.random((images, length)).argsort(axis=1)
+    return image.Known(
+        random.normal(0.7, 0.5, (images, length, dim)).astype(np.float32), ranks < many[:, None]
+    )
+
+
 TARGET = LinearTokens()
 NEAR, FAR = LinearTokens(pull=1.45, offset=0.42), LinearTokens(pull=0.5, offset=0.9, variance=0.16)
 CHAINS = {"denoise": ChainSpeculation((4,))}

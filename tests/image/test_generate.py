@@ -1,4 +1,4 @@
-"""`generate` in Python: what a notebook relies on."""
+"""`generate` in Python: what a notebook relies on; pictures as tokens and back, and regions of them."""
 
 from __future__ import annotations
 
@@ -13,61 +13,50 @@ import samplers
 import tiny
 
 import cspd_jax
-from cspd_jax import hub
-from cspd_jax.check import UserError
-from cspd_jax.image import generation, pixels
+from cspd_jax import UserError, hub
+from cspd_jax.image import generation, keep, pixels, to_tokens
 from cspd_jax.image.options import Options
 from cspd_jax.models import VAE, ImageModel
+from cspd_jax.networks import sphere_vae
+from cspd_jax.networks.config import SphereConfig, SphereVAEConfig
+from cspd_jax.networks.sphere import SphereModel
 
 KEY = jax.random.key(3)
 LABELS = [0, 1, 2, 3]
+RANDOM = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
+    folder = tmp_path_factory.mktemp("models")
+    tiny.save_mar(folder / "target")
+    tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
+    tiny.save_kl16(folder / "vae")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return cspd_jax.load(tiny.save_mar(folder / "target"))
+    return cspd_jax.load(folder / "target")
+
+
+def refuses(call, sentence):
+    with pytest.raises(UserError, match=sentence):
+        call()
 
 
 @pytest.mark.slow
 def test_generate_and_look(model):
     tokens, info = cspd_jax.generate(KEY, model, LABELS)
-    assert tokens.shape == (4, 16, 16) and bool(jnp.isfinite(tokens).all())
     assert info.calls["backbone"] == (16, 64) and info.calls["head"] == (160, 640)
-    assert info.trace.marks.shape == (4, 16) and not info.trace.marks.any() and info.acceptance is None
-    assert (info.made == 16).all() and (info.rounds == 16).all() and info.exact
     assert str(info).splitlines()[0].endswith("176 one after the other (16 backbone, 160 head)")
     images = cspd_jax.to_images(model, tokens)
-    assert images.shape == (4, 16, 16, 1) and images.dtype == np.uint8
+    chex.assert_shape([tokens, images], [(4, 16, 16), (4, 16, 16, 1)])
+    assert images.dtype == np.uint8
     expected = np.clip(np.asarray(tokens)[1, 5].reshape(4, 4), -1, 1) * 127.5 + 127.5  # row 1, column 1
-    np.testing.assert_allclose(images[1, 4:8, 4:8, 0], expected, atol=0.51)
+    chex.assert_trees_all_close(images[1, 4:8, 4:8, 0].astype(float), expected, atol=0.51)
     picture = cspd_jax.picture(images, [model.class_name(i) for i in LABELS], columns=2)
     assert picture.mode == "RGB" and picture.width > 2 * 64
-
-
-@pytest.mark.slow
-def test_latents(folder):
-    model = cspd_jax.load(tiny.save_mar(folder / "latents", tiny.LATENTS, names=None))
-    vae = cspd_jax.load(tiny.save_kl16(folder / "vae"))
-    tokens, _ = generation.generate(KEY, model, LABELS * 3, options=Options(num_iter=1))
-    latents = pixels.to_latents(model, tokens)
-    assert latents.shape == (12, 4, 4, 4)
-    np.testing.assert_allclose(latents[0, 1, 2] * 0.2325, tokens[0, 6], rtol=1e-5)
-    images = pixels.to_images(model, tokens, vae)
-    compiled = pixels.decode_batch._cache_size()
-    assert images.shape == (12, 8, 8, 3) and model.class_name(3) == "3"
-    np.testing.assert_array_equal(images, pixels.to_images(model, tokens, vae))
-    assert pixels.decode_batch._cache_size() == compiled
-    np.testing.assert_array_equal(images[9:10], pixels.to_images(model, tokens[9:10], vae))
-    with pytest.raises(UserError, match="has latents"):
-        pixels.to_images(model, tokens)
-    wrong = dataclasses.replace(vae, config=dataclasses.replace(vae.config, embed_dim=8))
-    with pytest.raises(UserError, match="does not fit"):
-        pixels.to_images(model, tokens, wrong)
 
 
 @pytest.mark.slow
@@ -76,35 +65,25 @@ def test_load(folder, model, monkeypatch):
     half = cspd_jax.load(folder / "target", "bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(half.params)} == {jnp.dtype("bfloat16")}
     tokens, _ = generation.generate(KEY, half, LABELS, options=Options(num_iter=1))
-    assert tokens.dtype == jnp.float32 and bool(jnp.isfinite(tokens).all())
+    chex.assert_tree_all_finite(tokens)
+    assert tokens.dtype == jnp.float32
     monkeypatch.setattr(hub, "_SHIPPED", folder)
-    assert cspd_jax.load("default").name == "default"
-    assert hub.describe("mar-huge").config.encoder_depth == 20
-    for name, sentence in (
-        ("nothing", "neither a checkpoint folder nor one of the names default, default-draft"),
-        (tiny.save_kl16(folder / "kl"), "of kind kl16; the model must be of kind mar"),
-        (folder, "is not a checkpoint"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            cspd_jax.load(name, of=ImageModel)
-    with pytest.raises(UserError, match="of kind mar; the autoencoder"):
-        cspd_jax.load(folder / "target", of=VAE)
+    refuses(lambda: cspd_jax.load("nothing"), "neither a checkpoint folder nor one of the names default, def")
+    refuses(lambda: cspd_jax.load(folder / "vae", of=ImageModel), "kind kl16; the model must be of kind mar")
+    refuses(lambda: cspd_jax.load(folder), "is not a checkpoint")
+    refuses(lambda: cspd_jax.load(folder / "target", of=VAE), "of kind mar; the autoencoder")
 
 
-def test_published_weights(folder, monkeypatch):
+def test_published_weights(tmp_path, monkeypatch):
     """What the hub gives is converted; here it gives a small file of the same format."""
     from safetensors.numpy import save_file
 
-    from cspd_jax import hub
     from cspd_jax.converters import mar as table
 
     entries = table.FORMAT.wanted(tiny.LATENTS)
-    rng = np.random.default_rng(0)
-    save_file(
-        {e.name: rng.standard_normal(e.source_shape).astype(np.float32) for e in entries},
-        folder / "mar-base.safetensors",
-    )
-    fetched = hub.Fetched(folder / "mar-base.safetensors", "someone/mar@abc/mar-base.safetensors")
+    file = tmp_path / "mar-base.safetensors"
+    save_file({e.name: RANDOM.standard_normal(e.source_shape).astype(np.float32) for e in entries}, file)
+    fetched = hub.Fetched(file, "someone/mar@abc/mar-base.safetensors")
     monkeypatch.setattr(hub, "fetch", lambda name: fetched)
     monkeypatch.setitem(table.HEADS_OF_WIDTH, 16, 2)
     monkeypatch.setattr(table, "_patch_size", lambda dim: 1)
@@ -112,8 +91,8 @@ def test_published_weights(folder, monkeypatch):
     assert model.config.seq_len == 16 and model.metadata["source"] == "someone/mar@abc/mar-base.safetensors"
 
 
-@pytest.mark.parametrize("name", ["plain, chains", pytest.param("self", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("progress", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.quick("plain, chains-False")
+@pytest.mark.parametrize("name, progress", [("plain, chains", False), ("self", True)])
 def test_batches_are_the_same_images(name, progress, capsys):
     """Six images four by four; the last batch is filled up by its last image. In one call per batch, or in
     some where somebody watches."""
@@ -121,9 +100,74 @@ def test_batches_are_the_same_images(name, progress, capsys):
     batched, info = cspd_jax.generate(keys, model, labels, method, options, rows=4, progress=progress)
     assert ("6 images" in capsys.readouterr().err) == progress
     for first, size in ((0, 4), (4, 2)):
-        rows = np.minimum(first + np.arange(4), 5)
+        rows, own = np.minimum(first + np.arange(4), 5), slice(first, first + size)
         alone, of_alone = cspd_jax.generate(keys[rows], model, labels[rows], method, options)
-        own = slice(first, first + size)
         chex.assert_trees_all_close(np.asarray(batched[own]), np.asarray(alone[:size]), atol=1e-5)
         for field in ("accepted", "tested", "rounds", "made"):
             assert np.all(getattr(info, field)[own] == getattr(of_alone, field)[:size])
+
+
+def rows_of(mask):
+    return ["".join("x" if kept else "." for kept in row) for row in mask.reshape(4, 4)]
+
+
+PIXELS = np.zeros((16, 16), bool)
+PIXELS[3:9, :4] = True
+
+
+@pytest.mark.parametrize(
+    "what, rows",
+    [
+        ("right-half", ["..xx"] * 4),
+        ("border", ["xxxx", "x..x", "x..x", "xxxx"]),
+        ("5,0,13,8", ["..x.", "..x.", "....", "...."]),  # of two columns a part alone
+        ("100%", ["xxxx"] * 4),
+        (PIXELS, ["....", "x...", "....", "...."]),
+    ],
+)
+def test_tokens_that_lie_in_a_region_whole(model, what, rows):
+    assert rows_of(keep(what, model)) == rows
+    some = [keep("50%", model, seed) for seed in (0, 0, 1)]
+    assert all(mask.sum() == 8 for mask in some)
+    assert (some[0] == some[1]).all() and (some[0] != some[2]).any()
+
+
+def test_pictures_are_tokens_and_back(model):
+    pictures = RANDOM.integers(0, 256, (2, 16, 16, 1), np.uint8)
+    chex.assert_trees_all_equal(cspd_jax.to_images(model, to_tokens(model, pictures)), pictures)
+    refuses(lambda: to_tokens(model, np.zeros((2, 8, 8, 3), np.uint8)), r"uint8 \[2, 8, 8, 3\]")
+    refuses(lambda: to_tokens(model, pictures / 255), "the images are float64")
+
+
+def test_pictures_are_tokens_of_latents_and_back(folder):
+    model, vae = (cspd_jax.load(folder / name) for name in ("latents", "vae"))
+    tokens = to_tokens(model, RANDOM.integers(0, 256, (12, 8, 8, 3), np.uint8), vae)
+    latents = pixels.to_latents(model, tokens)
+    chex.assert_trees_all_close(latents[0, 1, 2] * 0.2325, tokens[0, 6], rtol=1e-5)
+    images = pixels.to_images(model, tokens, vae)
+    compiled = pixels.decode_batch._cache_size()
+    chex.assert_shape([tokens, latents, images], [(12, 16, 4), (12, 4, 4, 4), (12, 8, 8, 3)])
+    pixels.to_images(model, tokens, vae)
+    assert pixels.decode_batch._cache_size() == compiled
+    chex.assert_trees_all_equal(images[9:10], pixels.to_images(model, tokens[9:10], vae))
+    wrong = dataclasses.replace(vae, config=dataclasses.replace(vae.config, embed_dim=8))
+    for call in (
+        lambda *vae: to_tokens(model, images, *vae),
+        lambda *vae: pixels.to_images(model, tokens, *vae),
+    ):
+        refuses(call, "has latents")
+        refuses(lambda call=call: call(wrong), "does not fit")
+
+
+def test_pictures_are_tokens_of_a_sphere():
+    config = SphereVAEConfig(channels=(8, 64), encoder_depth=1, decoder_depth=1, latent_dim=4)
+    own = SphereConfig(
+        seq_len=16, token_dim=4, num_classes=3, class_tokens=1, width=16, depth=1, heads=2, head_width=16,
+        head_depth=1, head_modulations=1, vae_stride=config.stride,
+    )  # fmt: skip
+    model = ImageModel("sphere", SphereModel(own), {})
+    vae = VAE("svae", config, tiny.params(sphere_vae.abstract_params(config), scale=0.05))
+    pictures = RANDOM.integers(0, 256, (2, own.image_size, own.image_size, 3), np.uint8)
+    tokens = to_tokens(model, pictures, vae)
+    chex.assert_trees_all_close(np.linalg.norm(tokens, axis=-1), 2.0, rtol=1e-5)
+    chex.assert_shape([tokens, cspd_jax.to_images(model, tokens, vae)], [(2, 16, 4), pictures.shape])

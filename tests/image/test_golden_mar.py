@@ -8,21 +8,11 @@ from pathlib import Path
 import pytest
 from golden_cases import GOLDEN, GROUPS, fixture
 
-# Whole generations compile a program for each recorded setting. What the second model has of its own, another
-# token dimension, shows in the quick groups too.
-SLOW = {("mar_tiny", "generations (well conditioned)")}
-SLOW |= {("mar_tiny_patch2", group) for group in GROUPS if group.startswith("generations")}
 
-
+# Whole generations compile a program for each recorded setting.
 @pytest.mark.quick("mar_tiny_patch2-schedules", "mar_tiny_patch2-transitions")
-@pytest.mark.parametrize(
-    "name, group",
-    [
-        pytest.param(name, group, marks=[pytest.mark.slow] * ((name, group) in SLOW))
-        for name in ("mar_tiny", "mar_tiny_patch2")
-        for group in GROUPS
-    ],
-)
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("name", ["mar_tiny", "mar_tiny_patch2"])
 def test_parity(name, group):
     cases = list(GROUPS[group](fixture(GOLDEN, name)))
     assert cases

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from laws import FALSE_ALARM
-from linear_tokens import LinearTokens, noise_of, p_value
-from samplers import IMAGE, each
+from linear_tokens import LinearTokens
+from samplers import IMAGE, each, some_known
+from test_token_speculation import law_of
 
 import cspd_jax
 from cspd_jax import Known, Options, UserError
@@ -17,23 +18,7 @@ from cspd_jax.image import Plain, bound, generate, resolve, sample, stream
 from cspd_jax.models import ImageModel
 
 MODEL = ImageModel("linear", LinearTokens(), None)
-LENGTH, DIM = MODEL.network.seq_len, MODEL.network.token_dim
 ON_ITS_WAY = {name: way for name, way in IMAGE.items() if "checkerboard" not in name}
-
-
-def given(images, length=LENGTH, seed=3):
-    """Each image knows another set of tokens, from none of them to all, which are no draws of any model."""
-    random = np.random.default_rng(seed)
-    many = random.integers(0, length + 1, images)
-    ranks = random.random((images, length)).argsort(axis=1)
-    return Known(random.normal(0.7, 0.5, (images, length, DIM)).astype(np.float32), ranks < many[:, None])
-
-
-def law_of(way, **variant):
-    """Returns the p-value of the law of what is made, given what is known."""
-    network = dataclasses.replace(way.network, **variant)
-    options = way.settled(way.images, known=given(way.images, network.seq_len))
-    return p_value(noise_of(way.asked(), network, options, way.images)[0])
 
 
 @each(
@@ -43,7 +28,7 @@ def law_of(way, **variant):
 def test_the_rest_has_its_law_given_what_is_known(way):
     """Tokens of 4000 images (400 where both levels speculate), of which any number and any set are known;
     false alarm 1e-4."""
-    assert law_of(way) > FALSE_ALARM
+    assert law_of(way, some_known(way.images, way.network.seq_len))[0] > FALSE_ALARM
 
 
 def as_drawn(monkeypatch):
@@ -64,7 +49,8 @@ def unseen(monkeypatch):
 @pytest.mark.parametrize("wrong", [as_drawn, unseen])
 def test_negative_controls(wrong, monkeypatch):
     wrong(monkeypatch)
-    assert law_of(IMAGE["plain"], variant=wrong.__name__) <= FALSE_ALARM
+    way = IMAGE["plain"]
+    assert law_of(way, some_known(way.images), variant=wrong.__name__)[0] <= FALSE_ALARM
 
 
 @each(ON_ITS_WAY, quick=("self",))
@@ -72,7 +58,7 @@ def test_known_tokens_stay_bit_for_bit(way):
     """Without a mask an image is what it was but for rounding; an image does not depend on what its
     neighbours know; half of an image takes fewer calls; a known one takes none."""
     network, (keys, model, labels, method, options) = way.network, way.request(0)
-    tokens, half = given(6, network.seq_len).tokens, np.arange(network.seq_len) % 2 == 0
+    tokens, half = some_known(6, network.seq_len).tokens, np.arange(network.seq_len) % 2 == 0
 
     def run(*masks):
         mask = np.stack([*masks, *[half] * (6 - len(masks))])
@@ -96,12 +82,12 @@ def test_known_tokens_stay_bit_for_bit(way):
 @pytest.mark.slow
 def test_batches_and_streams():
     """Images one after the other know what those side by side know, and each step shows it."""
-    known = given(3)
+    known = some_known(3)
     options = Options(known=known, num_iter=4)
     together, _ = generate(jax.random.key(0), MODEL, [0, 1, 1], options=options)
     apart, info = generate(jax.random.key(0), MODEL, [0, 1, 1], options=options, rows=2)
     chex.assert_trees_all_close(np.asarray(apart), np.asarray(together), atol=1e-4)
-    assert np.all(info.made == LENGTH - known.mask.sum(axis=1))
+    assert np.all(info.made == 6 - known.mask.sum(axis=1))
     for method in (Plain(), IMAGE["self"].asked()):
         for count, tokens in stream(jax.random.key(0), MODEL, [0, 1, 1], method, options):
             assert (np.asarray(tokens)[known.mask] == known.tokens[known.mask]).all()
@@ -109,7 +95,7 @@ def test_batches_and_streams():
 
 
 def test_one_program_for_all_masks():
-    settled = resolve(MODEL, options=Options(known=given(3), num_iter=3), images=3)
+    settled = resolve(MODEL, options=Options(known=some_known(3), num_iter=3), images=3)
 
     @jax.jit
     @chex.assert_max_traces(1)
@@ -117,7 +103,7 @@ def test_one_program_for_all_masks():
         own = dataclasses.replace(settled, known=Known(tokens, mask))
         return sample(MODEL.network, None, cspd_jax.row_keys(jax.random.key(0), 3), jnp.arange(3) % 2, own)[0]
 
-    known = given(3)
+    known = some_known(3)
     for mask in (known.mask, ~known.mask, np.ones_like(known.mask)):
         assert (np.asarray(run(known.tokens, mask))[mask] == known.tokens[mask]).all()
 

@@ -2,16 +2,10 @@
 
 import numpy as np
 import pytest
-from laws import (
-    FALSE_ALARM,
-    classifier_p_value,
-    counts_p_value,
-    energy_p_value,
-    ks_p_value,
-    share_p_value,
-    two_sample_ks_p_value,
-)
+from laws import FALSE_ALARM, counts_p_value, ks_p_value, share_p_value, two_sample_ks_p_value
 from scipy.stats import norm
+
+from cspd_jax.tools.evaluation.equality import classifier_p_value, energy_p_value
 
 P = np.array([0.5, 0.3, 0.15, 0.05, 0.0])
 WRONG = np.array([0.51, 0.28, 0.15, 0.06, 0.0])
@@ -39,9 +33,6 @@ TESTS = {
 }
 
 
-@pytest.mark.quick(
-    "counts", "a count where there must be none", "share", "ks", "ks of two", "classifier", "not finite"
-)
 @pytest.mark.parametrize("name", TESTS)
 def test_right_passes_and_wrong_fails(name):
     """False alarm 1e-4 each."""

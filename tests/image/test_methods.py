@@ -1,15 +1,21 @@
-"""Methods: which are lossless, what they can be asked for, and the fastest of them."""
+"""Methods: which are lossless, what they can be asked for, the fastest of them; and the gains beside
+checkpoints or fitted in the call."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
+import chex
 import jax
+import numpy as np
 import pytest
 import tiny
 
 import cspd_jax
-from cspd_jax.image import generate, resolve
+from cspd_jax.__main__ import main
+from cspd_jax.image import calibration, generate, resolve
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
 from cspd_jax.image.options import Options
@@ -28,37 +34,37 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def model(folder):
+    return cspd_jax.load(folder / "target")
+
+
 @pytest.mark.parametrize("denoise", ["plain", ChainSpeculation((4,))])
 def test_what_is_lossless(denoise):
     """Of the methods, however they denoise; and nothing of which draws were given up."""
     paper = lambda **options: DraftSpeculation(None, PaperCriterion(**options))
-    exact = (Plain(), SelfSpeculation(), SelfSpeculation(draft_cost=0.1), DraftSpeculation(None))
+    exact = Plain(), SelfSpeculation(), SelfSpeculation(draft_cost=0.1), DraftSpeculation(None)
     exact += (paper(sigma=False),)
-    lossy = (
-        paper(),
-        paper(sigma=False, inner_temperature=42.0),
-        paper(sigma=False, inner_temperature=0.5),
-        ReleasedRunner(None),
-    )
-    for method in exact + lossy:
+    widened = [paper(sigma=False, inner_temperature=temperature) for temperature in (42.0, 0.5)]
+    for method in (*exact, paper(), *widened, ReleasedRunner(None)):
         found = method.exactness(Options(denoise=denoise))
         assert found.lossless == (method in exact) and judged(found, 0) == found
         assert not judged(found, 1).lossless and ("1 draws" in judged(found, 1).why) == (method in exact)
 
 
 @pytest.mark.slow
-def test_fastest_is_a_request_that_runs(folder):
-    model = cspd_jax.load(folder / "target")
+def test_fastest_is_a_request_that_runs(model):
     found = cspd_jax.fastest(KEY, model, [0, 1], Options(num_iter=2))
     tokens, info = generate(*found.request)
-    assert tokens.shape == (2, 16, 16) and info.exact and min(found.seconds.values()) > 0
+    chex.assert_shape(tokens, (2, 16, 16))
+    assert info.exact and min(found.seconds.values()) > 0
     alone = cspd_jax.fastest(KEY, model, [0], Options(num_iter=2, final_noise=False))
     assert alone.request.method == Plain()
 
 
-def test_the_same_options_have_one_distribution(folder):
+def test_the_same_options_have_one_distribution(folder, model):
     """Every method has noise in the last step, or says that it cannot do without (or with) it."""
-    model, draft = (cspd_jax.load(folder / name) for name in ("target", "draft"))
+    draft = cspd_jax.load(folder / "draft")
     for method in (Plain(), SelfSpeculation(), DraftSpeculation(draft)):
         assert resolve(model, method).final_noise is True
     assert resolve(model, Plain(), Options(final_noise=False)).final_noise is False
@@ -69,3 +75,20 @@ def test_the_same_options_have_one_distribution(folder):
     small = dataclasses.replace(draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3)))
     with pytest.raises(ValueError, match="does not fit the target"):
         resolve(model, DraftSpeculation(small))
+
+
+@pytest.mark.slow
+def test_gains_are_fitted_once_or_read(folder, model, capsys):
+    """Without a file they are fitted in the call, each setting its own; `calibrate` writes the same ones into
+    the checkpoint, which stays one."""
+    options = Options(num_iter=16, respacing="ddim10", guided=True, cfg=2.0)
+    first = calibration.drafter_for(model, options)
+    assert calibration.drafter_for(model, options) is first
+    cold = calibration.drafter_for(model, dataclasses.replace(options, temperature=0.9))
+    assert np.any(cold.gain != first.gain)
+    assert main(["calibrate", str(folder / "target"), "--cfg", "2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    written = calibration.read(Path(said["out"]))
+    chex.assert_trees_all_equal(written, first)
+    chex.assert_trees_all_equal(calibration.drafter_for(cspd_jax.load(folder / "target"), options), written)
+    assert [f.name for f in (folder / "target" / "gains").iterdir()] == ["ddim10-cfg2-linear-t1.npz"]

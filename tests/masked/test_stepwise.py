@@ -1,19 +1,22 @@
-"""The reference of masked-diffusion decoding: the rule by hand, its draws, the cache, the schedules."""
+"""The reference of masked-diffusion decoding: the rule by hand, as Dream and LLaDA publish it, with its
+cache, its draws and its schedules."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
-from masked_models import MASK, PLACES, V, canvas, make, reference, run
+from masked_models import MASK, PLACES, V, canvas, reference, run
 
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import window_at
+from cspd_jax.masked.rule import candidates, choose
 from cspd_jax.masked.stepwise import Steps
 from cspd_jax.sampling import gumbel
 
@@ -31,13 +34,9 @@ def apply(network, params, tokens, positions, cache):
     return logits[0], cache
 
 
-refresh, whole_pass = jax.jit(passes.refresh), jax.jit(passes.whole)
-
-
 @jax.jit
-def noise(keys, row, step, place, temperature):
-    key = jax.random.fold_in(jax.random.fold_in(keys[row], step), place)
-    return temperature * gumbel(key, V, jnp.float64)
+def noise(key, step, place):
+    return gumbel(jax.random.fold_in(jax.random.fold_in(key, step), place), V, jnp.float64)
 
 
 def block_logits(c, prompt, text, first, last, begins, cache):
@@ -69,15 +68,14 @@ def by_hand(c, row):
         for i, prompt in enumerate(prompts):
             found, caches[i] = block_logits(c, prompt, text, first, last, begins, caches[i])
             logits.append(found)
-        logits = (
-            logits[0] if len(prompts) == 1 else logits[1] + (c.options.guidance + 1) * (logits[0] - logits[1])
-        )
+        if len(prompts) == 2:
+            logits = [logits[1] + (c.options.guidance + 1) * (logits[0] - logits[1])]
         best = -1.0
-        for place, of_place in zip(range(first, last), np.array(logits)):
+        for place, of_place in zip(range(first, last), np.array(logits[0])):
             of_place[[MASK, V - 1]] = -np.inf
-            probs = np.exp(of_place) / np.exp(of_place).sum()
+            probs = softmax(of_place)
             if c.keys is not None:
-                of_place = of_place + np.asarray(noise(c.keys, row, step, place, c.options.temperature))
+                of_place = of_place + c.options.temperature * np.asarray(noise(c.keys[row], step, place))
             token = np.argmax(of_place)
             only_first = c.cached and c.network.config.shifted and begins
             if text[place] == MASK and probs[token] > best and (place == first or not only_first):
@@ -86,30 +84,121 @@ def by_hand(c, row):
     return text, order
 
 
-@pytest.mark.quick("dream-False-0.8-False")
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+@pytest.mark.quick("dream-False-0.8-None")
 @pytest.mark.parametrize(
-    "family, cached, temperature, guided",
+    "family, cached, temperature, guidance",
     [
-        pytest.param("llada", False, 0.0, False, marks=pytest.mark.slow),
-        ("dream", False, 0.8, False),
-        ("llada", False, 0.8, True),
-        pytest.param("llada", True, 0.8, False, marks=pytest.mark.slow),
-        ("dream", True, 0.0, True),
+        ("dream", False, 0.8, None),
+        ("llada", False, 0.8, 0.7),
+        ("llada", True, 0.8, None),
+        ("dream", True, 0.0, 0.7),
     ],
 )
-def test_the_reference_is_the_rule(family, cached, temperature, guided):
+def test_the_reference_is_the_rule(family, cached, temperature, guidance):
     """Noise of the step and the place; confidence without it; a prompt that guidance hides; stale keys of
     other blocks."""
-    c = make(family, 0, 4, cached, temperature, guided)
-    found = reference(family, 0, 4, cached, temperature, guided)
+    c = canvas(family, cached=cached, temperature=temperature, guidance=guidance)
+    found = reference(family, cached=cached, temperature=temperature, guidance=guidance)
     for row in range(2):
-        text, order = by_hand(c, row)
-        np.testing.assert_array_equal(found.text[row], text)
-        np.testing.assert_array_equal(found.order[row], order)
+        chex.assert_trees_all_equal((found.text[row], found.order[row]), by_hand(c, row))
     whole, in_block = (found.info.calls[name].sequential for name in ("whole", "block"))
     rows = sum(calls.rows for calls in found.info.calls.values())
     assert whole == (3 if cached else PLACES) and whole + in_block == PLACES
-    assert rows == PLACES * 8 * (2 if guided else 1)
+    assert rows == PLACES * 8 * (1 if guidance is None else 2)
+
+
+@pytest.mark.slow
+def test_noise_without_its_step_differs():
+    """It is another sampler: it shows."""
+    one_step, differ = jax.jit(Steps().advance), 0
+    for seed in range(3):
+        c = canvas("llada", seed, temperature=0.8, top_p=0.9)
+        state = Steps().begin(c)
+        for _ in range(PLACES):  # every step counts as the first one, so its noise comes again
+            state = one_step(c, state._replace(step=jnp.int32(0)))
+        differ += np.any(np.asarray(state.text) != run(c).text)
+    assert differ
+
+
+def published(logits, temperature, top_p, top_k, confidence, gumbels):
+    """Tokens and confidences of Dream's and LLaDA's samplers in numpy, for logits [N, V]: sort, add, cut."""
+    logits = logits.copy()
+    logits[:, [MASK, V - 1]] = -np.inf
+    x = logits / (temperature or 1)
+    for row in x:
+        falling = np.argsort(-row, kind="stable")
+        probs = softmax(row)[falling]
+        before = np.cumsum(probs) - probs
+        row[falling[before >= top_p]] = -np.inf
+        row[np.argsort(-row, kind="stable")[top_k:]] = -np.inf
+    tokens = np.argmax(x + gumbels * (temperature > 0), axis=1)
+    probs = np.array([softmax(row) for row in x])
+    at = np.arange(len(x)), tokens
+    if confidence == "clean":
+        return tokens, np.log(np.array([softmax(row) for row in logits])[at])
+    if confidence == "probability":
+        return tokens, np.log(probs[at])
+    if confidence == "margin":
+        ordered = np.sort(probs, axis=1)
+        return tokens, ordered[:, -1] - ordered[:, -2]
+    return tokens, np.sum(probs * np.log(probs + 1e-10), axis=1)  # Dream's epsilon
+
+
+ROWS, WIDTH = 40, 5
+
+
+@pytest.mark.parametrize(
+    "confidence, temperature, top_p, top_k",
+    [
+        ("clean", 0.2, 0.95, V),
+        ("probability", 1.0, 0.7, 3),
+        ("margin", 1.0, 0.7, 3),
+        ("margin", 0.0, 0.9, V),
+        ("entropy", 0.2, 0.95, V),
+    ],
+)
+def test_tokens_and_confidences_are_those_of_the_published_samplers(confidence, temperature, top_p, top_k):
+    logits = 2 * np.random.default_rng(3).standard_normal((ROWS, WIDTH, V))
+    places, keys = np.tile(np.arange(WIDTH), (ROWS, 1)), jax.random.split(jax.random.key(7), ROWS)
+    own = np.array([[noise(key, 2, place) for place in range(WIDTH)] for key in keys])
+    c = canvas(rows=1, confidence=confidence, temperature=temperature, top_p=top_p, top_k=top_k)
+    found = jax.jit(candidates)(dataclasses.replace(c, keys=keys), logits, places, jnp.full(ROWS, 2))
+    flat = lambda a: np.asarray(a).reshape(ROWS * WIDTH, -1)
+    tokens, sureness = published(flat(logits), temperature, top_p, top_k, confidence, flat(own))
+    chex.assert_trees_all_equal(flat(found.tokens)[:, 0], tokens)
+    chex.assert_trees_all_close(flat(found.confidence)[:, 0], sureness, atol=1e-7)
+    other, _ = published(flat(logits), temperature + 0.5, top_p, top_k, confidence, flat(own))
+    assert np.any(other != tokens)  # the test can tell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("confidence, scale", [("entropy", 0.4), ("probability", 0.2), ("random", None)])
+def test_the_law_of_drawn_places(confidence, scale):
+    """softmax(confidence / place_temperature), as Dream's alg_temp, or uniform: 20000 keys."""
+    rows = 20_000
+    logits = 2 * np.random.default_rng(5).standard_normal((WIDTH, V))
+    keys = jax.random.split(jax.random.key(5), rows)
+    c = dataclasses.replace(canvas(rows=1, confidence=confidence, place_temperature=scale), keys=keys)
+
+    @jax.jit
+    def chosen(c):
+        places = jnp.tile(jnp.arange(WIDTH), (rows, 1))
+        offered = candidates(c, jnp.broadcast_to(logits, (rows, WIDTH, V)), places, jnp.zeros(rows, int))
+        return choose(offered, jnp.ones((rows, WIDTH), bool), 0 * places).index
+
+    counts = np.bincount(np.asarray(chosen(c)), minlength=WIDTH)
+    if confidence == "random":
+        right, wrong = np.full(WIDTH, 0.2), np.array([0.22, 0.19, 0.2, 0.2, 0.19])
+    else:
+        _, sureness = published(logits, 0.0, 1.0, V, confidence, np.zeros((WIDTH, V)))
+        sureness = np.exp(sureness) if confidence == "probability" else sureness
+        right, wrong = softmax(sureness / scale), softmax(sureness / (1.3 * scale))
+    assert counts_p_value(counts, right) > FALSE_ALARM > counts_p_value(counts, wrong)
 
 
 @pytest.mark.slow
@@ -123,25 +212,45 @@ def test_temperature_of_one_token():
         keys=jax.random.split(jax.random.key(5), rows),
         options=dataclasses.replace(c.options, temperature=jnp.float64(1.7)),
     )
-    text = np.asarray(run(tiled).text)[:, 0]
-    logits = np.array(whole_pass(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
+    counts = np.bincount(np.asarray(run(tiled).text)[:, 0], minlength=V)
+    logits = np.array(jax.jit(passes.whole)(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
     logits[[MASK, V - 1]] = -np.inf
-    for temperature, right in ((1.7, True), (1.0, False)):
-        probs = np.exp(logits / temperature)
-        p = counts_p_value(np.bincount(text, minlength=V), probs / probs.sum())
-        assert (p > FALSE_ALARM) == right
+    right, wrong = softmax(logits / 1.7), softmax(logits)
+    assert counts_p_value(counts, right) > FALSE_ALARM > counts_p_value(counts, wrong)
 
 
 @pytest.mark.slow
 def test_schedules():
     """One token per step is the stepwise reference; several are lossy, and fill each block in turn."""
-    c = canvas()
-    one = run(c, Steps(jnp.asarray(stepwise.llada_quotas(PLACES, 4, 12))))
-    np.testing.assert_array_equal(one.text, reference("llada", 0, 4, False, 0.0, False).text)
+    one = run(canvas(), Steps(jnp.asarray(stepwise.llada_quotas(PLACES, 4, 12))))
+    chex.assert_trees_all_equal(one.text, reference().text)
     quotas = stepwise.llada_quotas(PLACES, 4, 6)
-    several = run(c, Steps(jnp.asarray(quotas)))
+    several = run(canvas(), Steps(jnp.asarray(quotas)))
+    order = np.asarray(several.order)
     assert np.all(np.asarray(several.text) != MASK) and several.info.calls["whole"].sequential == 6
-    for step, quota in enumerate(quotas):
-        assert np.all((np.asarray(several.order) == step).sum(1) == quota)
-    assert np.all(np.asarray(several.order)[:, :4].max(1) < np.asarray(several.order)[:, 4:].min(1))
+    assert all(np.all((order == step).sum(1) == quota) for step, quota in enumerate(quotas))
+    assert np.all(order[:, :4].max(1) < order[:, 4:].min(1))
     assert np.any(np.asarray(several.text) != np.asarray(one.text))
+
+
+@pytest.mark.parametrize(
+    "places, steps, recorded",
+    [
+        (16, 4, [3, 4, 4, 5]),
+        (5, 5, [0, 1, 1, 1, 2]),
+        (512, 256, [1, *[2] * 254, 3]),
+        (768, 768, [0, *[1] * 766, 2]),
+    ],
+)
+def test_dreams_schedule(places, steps, recorded):
+    """Written down from its loop over float32 times, which are torch.linspace's."""
+    assert list(stepwise.dream_quotas(places, steps)) == recorded
+
+
+@pytest.mark.parametrize(
+    "places, block, steps, of_block",
+    [(128, 32, 128, [1] * 32), (64, 8, 24, [3, 3, 2]), (96, 32, 30, [4, 4, *[3] * 8])],
+)
+def test_lladas_schedule(places, block, steps, of_block):
+    """Each block has an equal share of the steps; each step one of its masks, the first ones one more."""
+    assert list(stepwise.llada_quotas(places, block, steps)) == of_block * (places // block)

@@ -47,6 +47,6 @@ def test_prompt_lookup(longest, shortest):
     for row in range(512):
         expected = copied(tokens[row, : length[row]], longest, shortest, count[row])
         assert drafts.count[row] == len(expected)
-        np.testing.assert_array_equal(drafts.tokens[row, : len(expected)], expected)
+        assert drafts.tokens[row, : len(expected)].tolist() == expected
         without += count[row] > 0 and not expected
     assert 10 < without < 400

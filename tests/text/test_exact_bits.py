@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import text_models
 
-import cspd_jax
 from cspd_jax import text
 
 GAMMA, NEW, ROWS = 4, 40, 12
 
 
-def undecided(seed=0, **sizes):
+@functools.cache
+def undecided():
     """A model in float32, wide enough that the number of rows of a product changes its rounding, whose ids
-    3 to 10 are all but equally probable."""
-    lm = text_models.model(dtype=jnp.float32, width=512, mlp_width=640, heads=8, head_dim=64, **sizes)
-    params = text_models.params(lm, seed, 0.05)
+    3 to 10 are all but equally probable; and one near it."""
+    lm = text_models.model(dtype=jnp.float32, width=512, mlp_width=640, heads=8, head_dim=64)
+    params = text_models.params(lm, scale=0.05)
     head = params["head"]["kernel"]
     head[:, 3:] = head[:, 2:3] * (1 + 1e-7 * np.arange(1, head.shape[1] - 2))
-    return lm, params
+    return (lm, params), (lm, text_models.near(params, scale=0.002))
 
 
 def texts(model, exact_bits, drafter, **options):
@@ -31,53 +34,21 @@ def texts(model, exact_bits, drafter, **options):
     return np.asarray(tokens), info
 
 
-@pytest.fixture(scope="module")
-def model():
-    return undecided()
-
-
-@pytest.fixture(scope="module")
-def draft(model):
-    lm, params = model
-    return lm, text_models.near(params, scale=0.002)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "rule": "match"}], ids=["greedy", "match"])
-def test_the_same_texts(model, draft, how):
+def test_the_same_texts(how):
+    model, draft = undecided()
     head = text_models.head(*model, np.arange(2, 11), seed=0, scale=0.05)
     for drafter in (text.PromptLookup(), draft, text.draft_from_states(head, model, confidence=0)):
         drafted, info = texts(model, True, drafter, **how)
         plain, _ = texts(model, True, None, **how)
-        np.testing.assert_array_equal(drafted, plain)
+        chex.assert_trees_all_equal(drafted, plain)
         assert int(info.accepted.sum()) > 0
 
 
-def test_texts_part_without_it(model, draft):
+def test_texts_part_without_it():
     """The control: this model's texts do depend on how many tokens a pass reads."""
+    model, draft = undecided()
     drafted, _ = texts(model, False, draft)
     plain, _ = texts(model, False, None)
     assert (drafted != plain).any()
-
-
-@pytest.mark.real
-def test_the_published_model(tmp_path):
-    """Fifty beginnings of texts, continued by look-up and without drafts, a row and ten rows at a time."""
-    import real_lm
-
-    from cspd_jax.__main__ import main
-    from cspd_jax.tokenizers import load_tokenizer
-    from cspd_jax.training.data.text import documents
-
-    assert (file := real_lm.find()) is not None, f"needs the package {real_lm.PACKAGE}"
-    assert main(["convert", str(file), str(tmp_path / "smol")]) == 0
-    smol = cspd_jax.load(tmp_path / "smol")
-    tokenizer = load_tokenizer(smol)
-    begun = [tokenizer.encode(d.text[:200]) for d in documents() if len(d.text) > 200]
-    prompts = [ids[:32] for ids in begun if len(ids) >= 32][:50]  # of one length: two programs for each batch
-    options = text.Options(max_new_tokens=48, gamma=GAMMA, exact_bits=True)
-    for rows in (1, 10):
-        for i in range(0, 50 if rows > 1 else 10, rows):
-            drafted, _ = text.generate(None, smol, prompts[i : i + rows], text.PromptLookup(), options)
-            plain, _ = text.generate(None, smol, prompts[i : i + rows], None, options)
-            np.testing.assert_array_equal(drafted, plain)

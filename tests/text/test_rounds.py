@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +16,11 @@ from cspd_jax.keys import purpose_keys
 from cspd_jax.sampling import Purpose, noise_at
 from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 RULES = ("google", "deepmind", "block", "match")
 LONGEST, NEW, MAX_GAMMA = 6, 14, 8
 SAMPLED = {"temperature": 0.9, "top_k": 7, "top_p": 0.95}
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    with jax.enable_x64(True):
-        yield
 
 
 @functools.cache
@@ -68,18 +65,7 @@ def expected(batch, seed):
 
 
 @pytest.mark.quick("near-1")
-@pytest.mark.parametrize(
-    "kind, batch",
-    [
-        ("near", 1),
-        ("lookup", 7),
-        (None, 4),
-        *(
-            pytest.param(*c, marks=pytest.mark.slow)
-            for c in (("near", 8), ("other", 3), ("lookup", 2), ("head", 4))
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind, batch", [("near", 1), ("lookup", 7), (None, 4), ("other", 3), ("head", 4)])
 def test_greedy_is_plain_greedy(kind, batch):
     """For every rule and gamma = 1, ..., 8, and all gammas at once; at least 40 prompts each."""
     seen = []
@@ -87,8 +73,8 @@ def test_greedy_is_plain_greedy(kind, batch):
         prompts, plain = expected(batch, seed)
         gamma = 1 + (np.arange(batch) + seed if seed % 2 else seed) % MAX_GAMMA
         tokens, info = generate(prompts, kind, rule=RULES[seed % 4], gamma=gamma)
-        np.testing.assert_array_equal(tokens, plain)
-        np.testing.assert_array_equal(info.trace.lengths, prompts.lengths + NEW)
+        chex.assert_trees_all_equal(tokens, plain)
+        chex.assert_trees_all_equal(info.trace.lengths, prompts.lengths + NEW)
         seen.append(info)
     accepted, tested = (sum(getattr(info, name).sum() for info in seen) for name in ("accepted", "tested"))
     assert kind is None or 0.05 * tested < accepted < 0.9 * tested
@@ -100,7 +86,7 @@ def test_temperature_zero_of_some_rows():
     prompts, plain = expected(8, 0)
     sampled = {"temperature": np.array([0, 1, 0, 2, 0, 1, 0, 1]), "top_k": 9, "top_p": 1.0}
     tokens, _ = generate(prompts, "near", keys(8), rule="block", **sampled)
-    np.testing.assert_array_equal(tokens[::2], plain[::2])
+    chex.assert_trees_all_equal(tokens[::2], plain[::2])
     assert np.any(tokens[1::2] != plain[1::2], axis=1).sum() >= 3
 
 
@@ -116,7 +102,7 @@ def test_plain_sampling_draws_with_the_noise_of_each_position():
 
     plain = text_models.decode(*target(), *prompts, NEW, choose)
     tokens, info = generate(prompts, key=keys(8), **SAMPLED)
-    np.testing.assert_array_equal(tokens, plain)
+    chex.assert_trees_all_equal(tokens, plain)
     assert set(np.unique(info.trace.marks)) == {NONE, PLAIN}
 
 
@@ -129,7 +115,7 @@ def test_match_is_plain_sampling(kind):
         plain, _ = generate(prompts, None, keys(8, seed), **SAMPLED)
         gamma = 1 + (np.arange(8) + seed) % 8
         tokens, _ = generate(prompts, kind, keys(8, seed), **SAMPLED, rule="match", gamma=gamma)
-        np.testing.assert_array_equal(tokens, plain)
+        chex.assert_trees_all_equal(tokens, plain)
 
 
 @pytest.mark.slow
@@ -140,12 +126,9 @@ def test_a_perfect_draft_is_always_accepted(rule):
     prompts = text_models.prompts(8, LONGEST)
     options = {} if rule is None else {"rule": rule, "key": keys(8), **SAMPLED}
     _, info = generate(prompts, "same", gamma=3, max_new_tokens=12, **options)
-    assert info.acceptance == 1 and not info.truncated.any()
-    np.testing.assert_array_equal(info.rounds, 3)
+    assert info.acceptance == 1 and not info.truncated.any() and np.all(info.rounds == 3)
     for row, n in enumerate(prompts.lengths):
-        np.testing.assert_array_equal(
-            info.trace.marks[row, n : n + 12], [ACCEPTED, ACCEPTED, ACCEPTED, BONUS] * 3
-        )
+        assert list(info.trace.marks[row, n : n + 12]) == [ACCEPTED, ACCEPTED, ACCEPTED, BONUS] * 3
 
 
 @pytest.mark.quick("near")
@@ -166,7 +149,7 @@ def test_rows_end_where_they_must(kind):
             end = start + stops[0] + 1 if len(stops) else end
             assert info.trace.stopped[row] == (len(stops) > 0)
             assert info.trace.lengths[row] == end
-            np.testing.assert_array_equal(tokens[row, :end], plain[row, :end])
+            chex.assert_trees_all_equal(tokens[row, :end], plain[row, :end])
             assert not np.any(tokens[row, end:]) and not np.any(info.trace.marks[row, end:])
 
 

@@ -3,6 +3,7 @@
 Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,13 +11,7 @@ import pytest
 import text_models
 from laws import FALSE_ALARM, counts_p_value
 
-from cspd_jax.sampling import (
-    Sampling,
-    fit_vocabulary,
-    gumbel_max,
-    log_probs,
-    noise_at,
-)
+from cspd_jax.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
 
 LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float32)
 of_logits = jax.jit(log_probs)
@@ -34,23 +29,20 @@ def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p, wide):
         found = of_logits(logits, Sampling(*map(number, (temperature, top_k, top_p))))
         assert found.dtype == logits.dtype
     expected = np.apply_along_axis(text_models.probabilities, -1, LOGITS, temperature, top_k, top_p)
-    np.testing.assert_allclose(np.exp(found), expected, atol=2e-6)
+    chex.assert_trees_all_close(np.exp(found), expected, atol=2e-6)
 
 
 def test_ties_and_extremes():
     logits = jnp.array([[1.0, 3.0, 3.0, -jnp.inf, 2.0, 2.0]])
     probs = lambda *options: np.exp(of_logits(logits, Sampling(*map(jnp.asarray, options))))[0]
-    np.testing.assert_array_equal(np.exp(log_probs(logits, Sampling()))[0], np.eye(6)[1])
-    np.testing.assert_array_equal(probs(0.0), np.eye(6)[1])
-    np.testing.assert_array_equal(probs(1e-37), [0, 0.5, 0.5, 0, 0, 0])
-    np.testing.assert_array_equal(probs(1.0, 1), [0, 0.5, 0.5, 0, 0, 0])
-    np.testing.assert_array_equal(probs(1.0, 3) > 0, [0, 1, 1, 0, 1, 1])
-    np.testing.assert_array_equal(probs(1.0, 6, 1e-9), [0, 0.5, 0.5, 0, 0, 0])
-    assert np.isfinite(probs(1e30, 6, 1.0)).all()
-    np.testing.assert_array_equal(
-        fit_vocabulary(logits, 2, 4), [[1.0, 3.0, -np.inf, -np.inf]]
-    )  # a draft that has fewer ids than the target
-    np.testing.assert_array_equal(fit_vocabulary(logits, 6, 4), logits[:, :4])
+    first, both = np.eye(6)[1], np.array([0, 0.5, 0.5, 0, 0, 0])
+    chex.assert_trees_all_equal(probs(), probs(0.0), first)
+    chex.assert_trees_all_equal(probs(1e-37), probs(1.0, 1), probs(1.0, 6, 1e-9), both)
+    assert list(np.flatnonzero(probs(1.0, 3))) == [1, 2, 4, 5]
+    chex.assert_tree_all_finite(probs(1e30, 6, 1.0))
+    fewer = fit_vocabulary(logits, 2, 4)  # a draft that has fewer ids than the target
+    chex.assert_trees_all_equal(fewer, np.array([[1.0, 3.0, -np.inf, -np.inf]]))
+    chex.assert_trees_all_equal(fit_vocabulary(logits, 6, 4), logits[:, :4])
 
 
 def test_draws_follow_the_distribution():
