@@ -54,7 +54,7 @@ def some_known(images, length=6, dim=2):
 
 TARGET = LinearTokens()
 NEAR, FAR = LinearTokens(pull=1.45, offset=0.42), LinearTokens(pull=0.5, offset=0.9, variance=0.16)
-CHAINS = {"denoise": ChainSpeculation((4,))}
+CHAINS = {"denoise": ChainSpeculation(4)}
 
 
 @dataclasses.dataclass(frozen=True)

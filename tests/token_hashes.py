@@ -48,7 +48,7 @@ class Linear(LinearTokens):
 
 
 TARGET, NEAR, FAR = Linear(), Linear(pull=1.45, offset=0.42), Linear(pull=0.5, offset=0.9, variance=0.16)
-CHAINS = ChainSpeculation((4,))
+CHAINS = ChainSpeculation(4)
 
 
 PAPER = {"criterion": "paper"}

@@ -122,8 +122,8 @@ def read_labels(args: argparse.Namespace, model: ImageModel, most: int | None = 
 def request_of(args: argparse.Namespace, model: ImageModel, vae: VAE | None, turn: np.ndarray) -> Request:
     """Returns the request that the flags stand for. turn: the label of each image."""
     method = _method_of(args, model)
-    if (args.draft_lengths or args.drafter) and args.denoise != "speculative":
-        raise UserError("--window and --drafter go with --denoise speculative")
+    if args.window and args.denoise != "speculative":
+        raise UserError("--window goes with --denoise speculative")
     noise = {"final_noise": False} if method.needs_final_noise is False else {}  # of the released runner
     options = from_flags(
         image.Options,

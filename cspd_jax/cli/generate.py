@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
 def _speculative(request: Request) -> Request:
     """Returns the request with speculation over tokens, where the model has it, and along the chains."""
     causal = isinstance(request.model.network, image.CausalTokenModel)
-    options = dataclasses.replace(request.options, denoise=image.ChainSpeculation((8,)))
+    options = dataclasses.replace(request.options, denoise=image.ChainSpeculation(8))
     return request._replace(method=image.Plain() if causal else image.SelfSpeculation(), options=options)
 
 

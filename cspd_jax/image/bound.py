@@ -12,7 +12,7 @@ from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.chain import ChainRandomness
-from cspd_jax.image.drafters import ChainDrafter, drafter_of, frozen
+from cspd_jax.image.drafters import ChainDrafter, frozen
 from cspd_jax.image.known import Kept, in_order, known_first
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import random_order
@@ -68,11 +68,8 @@ class BoundModel:
     @property
     def drafter(self) -> ChainDrafter:
         """Drafts denoising steps; without calibrated gains it keeps x_0-hat as it was."""
-        gains, chain = self.options.chain_drafter, self.options.chain
-        if gains is None:
-            gains = frozen(self.steps, self.network.token_dim)
-        kind = "gains" if chain is None else chain.drafter
-        return drafter_of(kind, gains, str(self.options.respacing), self.dtype)
+        given = self.options.chain_drafter
+        return frozen(self.steps, self.network.token_dim) if given is None else given
 
     def chains(self, z: Array, scale: Array | float | None, **more: Any) -> Chains:
         """Returns the chains of tokens with contexts z [R, D], guided by `scale` if there is guidance."""

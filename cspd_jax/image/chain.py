@@ -3,7 +3,8 @@
 From the state x_i a drafter draws the next M states without the network. One head call on those M states
 gives the target's Gaussians there. The M transitions are verified as one block (`coupling.block`): some first
 ones are kept, and the state after them is drawn from the block's residual, so what is committed has exactly
-the target's distribution. Rows advance independently; finished rows are frozen.
+the target's distribution. Rows advance independently; by and by, finished ones are left
+out of the calls.
 
 How many drafts are kept depends on drafts that are dropped. So nothing random is used twice: noise and coins
 of a call belong to the number of steps that were left before it, which falls with every call.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -24,8 +26,8 @@ from cspd_jax._utils.options import documented, option
 from cspd_jax.check import UserError
 from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
 from cspd_jax.diffusion.chain import Chains, Path, Start, predict
-from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, transition_from_x0
-from cspd_jax.image.drafters import ChainDrafter, Head, Prediction, at_steps, look, own_window
+from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, predicted_x0, transition_from_x0
+from cspd_jax.image.drafters import ChainDrafter, Prediction, at_steps, own_window
 from cspd_jax.info import Calls
 
 Array = jax.Array
@@ -36,24 +38,11 @@ Array = jax.Array
 class ChainSpeculation:
     """How denoising steps are drafted."""
 
-    draft_lengths: tuple[int, ...] = option(
-        (16,),
-        "steps drafted in the first, second, ... head call; the last one holds until the end (default: 16)",
-        flags=("--window",),
-        type=tuple,
-        metavar="M,N,...",
-    )
-    drafter: str = option(
-        "gains",
-        "what drafts denoising steps: gains fitted to the model's own chains, or jacobian, which also asks"
-        " the head how x_0 moves with the state: fewer calls, of five times as many rows (default: gains)",
-        flags=("--drafter",),
-        choices=("gains", "jacobian"),
-    )
+    window: int = option(16, "steps drafted in a head call (default: 16)", flags=("--window",), type=int)
 
     def __post_init__(self) -> None:
-        if min(self.draft_lengths) < 1:
-            raise UserError(f"windows of {self.draft_lengths} steps; each must draft at least 1")
+        if self.window < 1:
+            raise UserError(f"a window of {self.window} steps; it must draft at least 1")
 
 
 class ChainCounts(NamedTuple):
@@ -122,13 +111,11 @@ class ChainVerdict(NamedTuple):
     p: the target's distribution of each.
     predicted: the head's prediction at each state that they start from.
     block: [R] how many are kept, and the state after them.
-    states: that the head was called on, for each row.
     """
 
     p: Gaussian
     predicted: Prediction
     block: VerifiedPath
-    states: int
 
 
 class ChainResult(NamedTuple):
@@ -146,7 +133,8 @@ class ChainResult(NamedTuple):
 class ChainInputs(NamedTuple):
     """What stays the same along the chains.
 
-    head: (steps [M, R], x [M, R, d]) -> (eps, v), one call of the network.
+    network: (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v), one call for these of all chains.
+    lanes: [R] the chains that are rows here.
     drafter: draws the drafts.
     c: coefficients of the schedule, [T].
     log_scale: [] 2 log temperature.
@@ -155,7 +143,8 @@ class ChainInputs(NamedTuple):
     halves: rows of the head per row here; 2 with guidance.
     """
 
-    head: Head
+    network: Callable[[Array, Array, Array], tuple[Array, Array]]
+    lanes: Array
     drafter: ChainDrafter
     c: Coefficients
     log_scale: Array
@@ -174,7 +163,8 @@ def speculate_chain(
     begun: tuple[Start, Prediction] | None = None,
     trajectory: bool = False,
 ) -> ChainResult:
-    """Does what `sample_chain` does, with the same distribution and fewer head calls in sequence.
+    """Does what `sample_chain` does, with the same distribution and fewer head calls in sequence, in which
+    finished rows are left out by and by.
 
     active: [R] rows that count (all). begun: where the rows are that are on their way already, and the guess
     there. trajectory: keep the path.
@@ -184,24 +174,10 @@ def speculate_chain(
         rows, dim = chain.x.shape
         chain = chain._replace(path=jnp.zeros((chains.steps, rows, 3 * dim), chain.x.dtype))
 
-    def call(length, carry):
-        chain, counts = carry
-        chain, made = speculate_once(inputs, chain, length)
-        return chain, jax.tree.map(jnp.add, counts, made)
-
-    def unfinished(carry):
-        return jnp.any(carry[0].left > 0)
-
-    carry, until = (chain, no_counts(len(chain.x))), 0
-    *first, last = ((m, len(list(same))) for m, same in itertools.groupby(speculation.draft_lengths))
-    for length, calls in first:
-        until += calls
-
-        def early(carry, until=until):
-            return unfinished(carry) & (carry[1].head.sequential < until)
-
-        carry = while_loop(early, functools.partial(call, length), carry)
-    chain, counts = while_loop(unfinished, functools.partial(call, last[0]), carry)
+    counts, sizes = no_counts(len(chain.x)), packed_sizes(len(chain.x), speculation.window * inputs.halves)
+    for size, fewer in itertools.pairwise((*sizes, 0)):
+        with jax.named_scope(f"of_{size}_chains"):
+            chain, counts = speculate_packed(inputs, chain, counts, speculation.window, size, fewer)
     if chain.path is None:
         return ChainResult(chain.x, None, counts)
     states, *law = jnp.split(chain.path, 3, axis=-1)
@@ -218,7 +194,8 @@ def begin(
     """Returns the chains before the first head call."""
     x = random.x
     inputs = ChainInputs(
-        head=head_of_steps(chains, len(x)),
+        network=network_of_steps(chains, len(x)),
+        lanes=jnp.arange(len(x)),
         drafter=drafter,
         c=chains.c,
         log_scale=2 * jnp.log(jnp.asarray(chains.temperature, x.dtype)),
@@ -235,6 +212,46 @@ def begin(
     if active is not None:
         left = jnp.where(active, left, 0)
     return inputs, ChainState(left, x, guess, None)
+
+
+def packed_sizes(chains: int, rows: int) -> list[int]:
+    """Returns for how many chains calls are compiled, of so many rows for each: all of them, and less where a
+    call is still large."""
+    sizes = [chains]
+    while len(sizes) < _SIZES and sizes[-1] * rows > _LARGE:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes
+
+
+def speculate_packed(
+    inputs: ChainInputs, chain: ChainState, counts: ChainCounts, length: int, size: int, fewer: int
+) -> tuple[ChainState, ChainCounts]:
+    """Goes on until no more than `fewer` chains are unfinished, which are no more than `size` now; only so
+    many are rows of its calls."""
+    if size == len(chain.x):
+        return speculate_until(inputs, chain, counts, length, fewer)
+    lanes = jnp.argsort(chain.left == 0, stable=True)[:size]
+    few = inputs._replace(lanes=lanes, keys=inputs.keys[lanes])
+    every = chain._replace(path=None)
+    mine = jax.tree.map(lambda a: a[lanes], every)._replace(path=chain.path)
+    mine, made = speculate_until(few, mine, no_counts(size), length, fewer)
+    back = lambda old, new: old.at[lanes].set(new)
+    chain = jax.tree.map(back, every, mine._replace(path=None))._replace(path=mine.path)
+    add = lambda old, new: old.at[lanes].add(new) if old.ndim else old + new
+    return chain, jax.tree.map(add, counts, made)
+
+
+def speculate_until(
+    inputs: ChainInputs, chain: ChainState, counts: ChainCounts, length: int, fewer: int
+) -> tuple[ChainState, ChainCounts]:
+    """Goes on until no more than `fewer` of the rows are unfinished."""
+
+    def call(carry):
+        chain, counts = carry
+        chain, made = speculate_once(inputs, chain, length)
+        return chain, jax.tree.map(jnp.add, counts, made)
+
+    return while_loop(lambda carry: jnp.sum(carry[0].left > 0) > fewer, call, (chain, counts))
 
 
 def speculate_once(inputs: ChainInputs, chain: ChainState, length: int) -> tuple[ChainState, ChainCounts]:
@@ -271,21 +288,22 @@ def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array, length: int
 def verify_steps(inputs: ChainInputs, draft: ChainDraft, keys: Array) -> ChainVerdict:
     """Returns the target's distributions at the drafted states, from one head call, and how many drafts are
     kept."""
-    see = getattr(inputs.drafter, "look", look)
-    predicted, states = see(inputs.head, inputs.c, draft.steps, draft.before)
-    p = transition_from_x0(at_steps(inputs.c, draft.steps), draft.before, predicted.x0, predicted.v)
+    c = at_steps(inputs.c, draft.steps)
+    eps, v = inputs.network(draft.steps, inputs.lanes, draft.before)
+    predicted = Prediction(predicted_x0(c, draft.before, eps), v)
+    p = transition_from_x0(c, draft.before, predicted.x0, predicted.v)
     p = Gaussian(p.mean, p.log_var + inputs.log_scale)
     tested = draft.valid & (inputs.final_noise | (draft.steps > 0))  # without noise there is nothing to test
     coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
     block = jax.vmap(verify_gaussian_block, (0, 1, 1, 1, 1))(coins, p, draft.q, draft.after, tested)
-    return ChainVerdict(p, predicted, block, states)
+    return ChainVerdict(p, predicted, block)
 
 
 def commit(
     inputs: ChainInputs, chain: ChainState, draft: ChainDraft, verdict: ChainVerdict
 ) -> tuple[ChainState, ChainCounts]:
     """Keeps the first drafts and the state after them, and guesses anew. Where all are kept, a last step
-    without noise follows, if the window has it."""
+    without noise follows, if the window has it. The path, if there is one, is of all chains."""
     (length, rows), block = draft.steps.shape, verdict.block
     active, end = chain.left > 0, jnp.minimum(length, chain.left)
     replaced = active & (block.kept < length)  # by the residual
@@ -302,7 +320,7 @@ def commit(
     guess = inputs.drafter.advance(step, pick(verdict.predicted), pick(draft.before), x - p.mean)
     number = lambda flags: flags.astype(jnp.int32)
     counts = ChainCounts(
-        head=Calls(jnp.int32(1), jnp.int32(verdict.states * rows * inputs.halves)),
+        head=Calls(jnp.int32(1), jnp.int32(length * rows * inputs.halves)),
         calls=number(active),
         tested=number(jnp.where(active, kept + replaced, 0)),
         accepted=number(jnp.where(active, kept, 0)),
@@ -314,7 +332,7 @@ def commit(
         drafted = drafted.at[last, jnp.arange(rows), : x.shape[-1]].set(x)
         index = jnp.arange(length)[:, None]
         committed = jnp.where((index < taken) & active, draft.steps, len(path))  # the rest is dropped
-        path = path.at[committed, jnp.arange(rows)].set(drafted, mode="drop")
+        path = path.at[committed, inputs.lanes].set(drafted, mode="drop")
     moved = ChainState(chain.left - jnp.where(active, taken, 0), x, guess, None)
     settled = jax.tree.map(functools.partial(_where_row, active), moved, chain._replace(path=None))
     return settled._replace(path=path), counts
@@ -334,13 +352,17 @@ def no_counts(chains: int) -> ChainCounts:
 # Modulations of all steps are made in one matrix product and kept, unless that takes more numbers than this.
 _KEPT = 2**25
 
+# Calls are compiled for so many numbers of chains, as long as they have more rows than this, of which fewer
+# take as long.
+_SIZES, _LARGE = 3, 300
+
 # A head call has at most this many numbers of modulations; one of more rows is made in chunks.
 _TOGETHER = 2**28
 
 
-def head_of_steps(chains: Chains, rows: int) -> Head:
-    """Returns the function (steps [M, R], x [M, R, d]) -> (eps, v) [M, R, d] in one call of the network, for
-    R = `rows` chains."""
+def network_of_steps(chains: Chains, rows: int) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
+    """Returns the function (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v) [M, R, d] in one call of the
+    network, for R of so many chains."""
     denoiser, params, time, z, scale = (*chains[:4], chains.scale)
     steps, halves = time.shape[0], 1 if scale is None else 2
     of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
@@ -359,8 +381,8 @@ def head_of_steps(chains: Chains, rows: int) -> Head:
         own = scale[lane] if isinstance(scale, Array) and scale.ndim else scale
         return predict(denoiser, params, x, modulations, own)
 
-    def call(at: Array, x: Array) -> tuple[Array, Array]:
-        lane = jnp.broadcast_to(jnp.arange(rows), at.shape).reshape(-1)
+    def call(at: Array, lanes: Array, x: Array) -> tuple[Array, Array]:
+        lane = jnp.broadcast_to(lanes, at.shape).reshape(-1)
         most = _TOGETHER // (halves * numbers)
         eps, v = map_chunks(some, most, at.reshape(-1), lane, x.reshape(-1, x.shape[-1]))
         return eps.reshape(x.shape), v.reshape(x.shape)

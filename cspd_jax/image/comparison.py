@@ -10,6 +10,7 @@ import numpy as np
 
 from cspd_jax.check import is_out_of_memory
 from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.coupled import CoupledCriterion
 from cspd_jax.image.generation import Labels, Request, generate
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.methods import Method, Plain, SelfSpeculation
@@ -23,7 +24,13 @@ from cspd_jax.models import ImageModel
 Array = jax.Array
 _FEW = 2  # images on which ways are tried first
 _WINDOWS = (8, 16)  # denoising steps drafted per head call
-_GAMMAS = (8, 4, 16)  # groups drafted ahead
+_SELF = (  # coupled drafts pay far ahead
+    SelfSpeculation(8),
+    SelfSpeculation(4),
+    SelfSpeculation(16),
+    SelfSpeculation(16, coupled=True),
+    SelfSpeculation(24, coupled=True),
+)
 
 
 def compare(
@@ -71,13 +78,14 @@ def fastest(
 
     Tried on a few images are the plain sampler and, with speculation along the denoising chains, the plain
     sampler and (of models that are not causal) self-speculation; if one of these wins, its neighbours too,
-    with other windows and gammas and step by step; what wins then, on all. `methods`: in place of these two.
+    with other windows and gammas, coupled drafts, and step by step; what wins then, on all. `methods`: in
+    place of these two.
     All have one distribution, and the measurement draws numbers of its own: a way chosen by the numbers that
     it is then run with would favour some images. `generate(*choice.request)` runs the fastest.
     """
     plain = Request(key, model, labels, Plain(), dataclasses.replace(options, denoise="plain"))
     ahead = not isinstance(model.network, CausalTokenModel) and options.final_noise
-    tried = methods or ((Plain(), SelfSpeculation(_GAMMAS[0])) if ahead else (Plain(),))
+    tried = methods or ((Plain(), _SELF[0]) if ahead else (Plain(),))
     ways = {"plain": plain, **dict(_along_chains(plain, method, _WINDOWS[0]) for method in tried)}
     few = _measured({name: way._replace(labels=labels[:_FEW]) for name, way in ways.items()})
     best = fastest_of(few, "plain")
@@ -94,7 +102,7 @@ def fastest(
 
 def _along_chains(plain: Request, method: Method, window: int) -> tuple[str, Request]:
     """Returns the way by the method with speculation along the chains, and its name."""
-    options = dataclasses.replace(plain.options, denoise=ChainSpeculation((window,)))
+    options = dataclasses.replace(plain.options, denoise=ChainSpeculation(window))
     return f"{_name(method)}, window {window}", plain._replace(method=method, options=options)
 
 
@@ -104,12 +112,14 @@ def _near(way: Request, plain: Request) -> dict[str, Request]:
     if way.method.name != "plain":
         ways.append((_name(way.method), plain._replace(method=way.method)))
     if isinstance(way.method, SelfSpeculation):
-        ways += [_along_chains(plain, SelfSpeculation(gamma), _WINDOWS[0]) for gamma in _GAMMAS[1:]]
+        ways += [_along_chains(plain, method, _WINDOWS[0]) for method in _SELF[1:]]
     return dict(ways)
 
 
 def _name(method: Method) -> str:
-    return method.name if method.name == "plain" else f"{method.name} {method.ahead}"
+    if method.name == "plain":
+        return method.name
+    return f"{method.name} {method.ahead}" + " coupled" * (method.criterion_name == CoupledCriterion.name)
 
 
 def _measured(ways: dict[str, Request]) -> dict[str, float]:

@@ -137,12 +137,11 @@ def settle(model: ImageModel, method: Method, options: Options, images: int = 1)
 
 
 def _denoise(options: Options, steps: int) -> ChainSpeculation | str:
-    """Returns speculation along the chains with windows of at most all steps, or "plain"."""
+    """Returns speculation along the chains with a window of at most all steps, or "plain"."""
     chain = ChainSpeculation() if options.denoise == "speculative" else options.chain
     if chain is None:
         return "plain"
-    lengths = tuple(min(length, steps) for length in chain.draft_lengths[:steps])
-    return dataclasses.replace(chain, draft_lengths=lengths)
+    return dataclasses.replace(chain, window=min(chain.window, steps))
 
 
 def _check(model: ImageModel, method: Method, options: Options, images: int) -> None:

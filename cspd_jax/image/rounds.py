@@ -733,9 +733,8 @@ def contexts(inputs: Inputs, bound: BoundModel, tokens: Array, known: Array, loo
         sequences(bound.class_embedding),
         jnp.tile(rows.reshape(images * many, -1), (halves, 1)),
     )
-    # Of one image the encoder reads as few tokens as it may. Of several that would be as many as the furthest
-    # one has, and their rounding would depend on one another: there it reads all.
-    buckets = prefix_lengths(inputs.length, (inputs.options.prefix_buckets or 1) if images == 1 else 1)
+    # The encoder reads as few tokens as the furthest image allows.
+    buckets = prefix_lengths(inputs.length, inputs.options.prefix_buckets or 1)
     shortest = jnp.searchsorted(jnp.array(buckets), jnp.max(n_known))
     read = [functools.partial(bound.network.context, bound.params, bucket=bucket) for bucket in buckets]
     z = jax.lax.switch(shortest, read, *arguments)

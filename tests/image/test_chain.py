@@ -16,7 +16,7 @@ from cspd_jax.diffusion.gaussian import coefficients, predicted_x0
 from cspd_jax.image import chain
 from cspd_jax.image.calibration import fit
 from cspd_jax.image.chain import ChainRandomness, ChainSpeculation
-from cspd_jax.image.drafters import NoiseCorrected, at_steps, drafter_of, frozen
+from cspd_jax.image.drafters import NoiseCorrected, at_steps, frozen
 
 HEADS = {"ddim100": GaussianData("ddim100", 0.7, 0.09), "flow25": GaussianFlow("flow25", 0.7, 0.09)}
 HEAD, STEPS, DIM = HEADS["ddim100"], 100, 16
@@ -79,51 +79,35 @@ class Misreported(BiasedWindow):
         return after, q._replace(log_var=q.log_var - 0.1)
 
 
-def drafter_for(spec, kind):
-    """kind: a class of drafters, or the name of one that knows how v develops."""
-    head, gains = HEADS[spec], frozen(len(HEADS[spec].schedule.timestep_map), DIM)
-    if not isinstance(kind, str):
-        return kind(*gains)
-    if spec == "ddim100":
-        v = head.denoise(None, jnp.zeros((STEPS, DIM)), jnp.arange(STEPS))[:, DIM:]
-        gains = gains._replace(v=v)
-    return drafter_of(kind, gains, spec, jnp.float32)
-
-
-def speculated(spec, kind, windows, rows, options, random=None, drafter=None, **how):
-    """Compiles anew, as one must whose parts are replaced."""
-    drafter = drafter or drafter_for(spec, kind)
+def speculated(spec, kind, window, rows, options, random=None, drafter=None, **how):
+    """Compiles anew, as one must whose parts are replaced. kind: a class of drafters."""
+    drafter = drafter or kind(*frozen(len(HEADS[spec].schedule.timestep_map), DIM))
 
     def run(random):
-        speculation = ChainSpeculation(windows)
+        speculation = ChainSpeculation(window)
         return chain.speculate_chain(chains_of(spec, rows, **options), random, drafter, speculation, **how)
 
     return jax.jit(run)(random or randomness(rows))
 
 
 LAWS = {
-    "by steps": ("ddim100", BiasedSteps, (8,), 512, {"final_noise": True, "temperature": 0.8}),
-    "at once": ("ddim100", BiasedWindow, (8,), 512, NOISY),
-    "windows, cold": ("ddim100", NoiseCorrected, (32, 32, 5), 2048, COLD),
-    "jacobian": ("ddim100", "jacobian", (16,), 256, {"final_noise": False}),
-    "flow": ("flow25", NoiseCorrected, (8,), 1024, {}),
-    "flow, at once": ("flow25", BiasedWindow, (8,), 2048, {}),
-    "flow, jacobian": ("flow25", "jacobian", (16,), 256, {}),
+    "by steps": ("ddim100", BiasedSteps, 8, 512, {"final_noise": True, "temperature": 0.8}),
+    "at once": ("ddim100", BiasedWindow, 8, 512, NOISY),
+    "wide, cold": ("ddim100", NoiseCorrected, 32, 2048, COLD),
+    "flow": ("flow25", NoiseCorrected, 8, 1024, {}),
+    "flow, at once": ("flow25", BiasedWindow, 8, 2048, {}),
 }
 
 
 @pytest.mark.quick("by steps")
 @pytest.mark.parametrize("name", LAWS)
 def test_the_law_speculated(name):
-    """False alarm 1e-4. What the head says of x_0-hat's moves saves calls."""
-    spec, kind, windows, rows, options = LAWS[name]
+    """False alarm 1e-4."""
+    spec, *_, options = LAWS[name]
     found = speculated(*LAWS[name])
     assert p_value(found.x, HEADS[spec], **options) > FALSE_ALARM
-    calls = found.counts.calls.mean()
-    assert calls < 0.7 * len(HEADS[spec].schedule.timestep_map) and not found.counts.truncated.any()
-    if kind == "jacobian":
-        assert calls < 0.75 * speculated(spec, "gains", windows, rows, options).counts.calls.mean()
-        assert found.counts.head.rows == found.counts.head.sequential * rows * (16 + 4 * DIM)
+    assert found.counts.calls.mean() < 0.7 * len(HEADS[spec].schedule.timestep_map)
+    assert not found.counts.truncated.any()
 
 
 VERIFY, DRAFT_STEPS, VERIFY_STEPS = block.verify_gaussian_block, chain.draft_steps, chain.verify_steps
@@ -200,7 +184,7 @@ def test_a_path_and_its_density(options):
     chex.assert_trees_all_close(path_log_density(chains, path), density, rtol=2e-4)
     chex.assert_trees_all_close(plain.log_density(final), density, rtol=1e-4)
 
-    found = speculated("ddim100", BiasedSteps, (8,), 64, options, random, trajectory=True)
+    found = speculated("ddim100", BiasedSteps, 8, 64, options, random, trajectory=True)
     chex.assert_trees_all_equal(found.path.states[0], found.x)
     path = jnp.concatenate([found.path.states, random.x[None]])
     chex.assert_trees_all_close(found.path.laws, path_laws(chains, path), rtol=1e-5, atol=1e-5)
@@ -214,20 +198,36 @@ def test_counts(final_noise):
     """And rows that are not active cost nothing."""
     active = jnp.arange(64) < 48
     options = {"final_noise": final_noise}
-    counts = speculated("ddim100", BiasedSteps, (8,), 64, options, active=active).counts
+    counts = speculated("ddim100", BiasedSteps, 8, 64, options, active=active).counts
     chex.assert_trees_all_equal(counts.tested, np.where(active, STEPS - (not final_noise), 0))
     assert np.all((counts.accepted < counts.tested) == active)
-    assert counts.head.rows == counts.head.sequential * 8 * 64
+    assert counts.head.rows < counts.head.sequential * 8 * 64
     assert counts.calls.max() == counts.head.sequential <= STEPS and not counts.calls[48:].any()
     # Each call ends by a rejection or by its window.
     assert np.all(counts.calls <= counts.tested - counts.accepted + -(-STEPS // 8) + 1)
 
 
 @pytest.mark.slow
+def test_finished_rows_that_are_left_out_change_nothing(monkeypatch):
+    def run(large):
+        monkeypatch.setattr(chain, "_LARGE", large)
+        found = speculated(
+            "ddim100", BiasedSteps, 8, 64, NOISY, active=jnp.arange(64) % 3 > 0, trajectory=True
+        )
+        head, *counts = found.counts
+        return found.x, found.path, head.sequential, counts, head.rows
+
+    *packed, rows = run(100)
+    *whole, all_rows = run(10**6)
+    chex.assert_trees_all_close(packed, whole, rtol=1e-5, atol=1e-5)
+    assert all_rows == whole[2] * 8 * 64 > 1.1 * rows
+
+
+@pytest.mark.slow
 def test_what_is_no_number_is_reported_and_stops_nobody():
     random, bad = randomness(8), np.arange(8) == 2
     random = random._replace(x=random.x.at[2].set(jnp.nan))
-    found = speculated("ddim100", NoiseCorrected, (16,), 8, {}, random)
+    found = speculated("ddim100", NoiseCorrected, 16, 8, {}, random)
     assert np.all((found.counts.truncated > 0) == bad) and np.all(np.isfinite(found.x).all(1) == ~bad)
 
 
@@ -247,5 +247,5 @@ def test_gains_of_a_linear_head_are_its_slope():
     total = drafter.gain + drafter.gain_f * (v[:, 0, 0] + 1) / 2
     chex.assert_trees_all_close(total[1:], slope, atol=0.02)
     chex.assert_trees_all_close(drafter.v, v[:, 0], atol=1e-4)
-    counts = speculated("ddim100", None, (16,), 32, NOISY, drafter=drafter).counts
+    counts = speculated("ddim100", None, 16, 32, NOISY, drafter=drafter).counts
     assert counts.head.sequential <= 9 and counts.accepted.sum() > 0.98 * counts.tested.sum()

@@ -39,7 +39,7 @@ def model(folder):
     return cspd_jax.load(folder / "target")
 
 
-@pytest.mark.parametrize("denoise", ["plain", ChainSpeculation((4,))])
+@pytest.mark.parametrize("denoise", ["plain", ChainSpeculation(4)])
 def test_what_is_lossless(denoise):
     """Of the methods, however they denoise; and nothing of which draws were given up."""
     paper = lambda **options: DraftSpeculation(None, PaperCriterion(**options))

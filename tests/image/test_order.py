@@ -90,7 +90,7 @@ def test_head_calls_are_those_of_its_schedules(name):
 
 def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
     """It is exact beside the checkerboard step by step, which is not what lossless means."""
-    chains = ChainSpeculation((4,))
+    chains = ChainSpeculation(4)
     of = lambda **options: Plain().exactness(Options(**options))
     assert of(order=Checkerboard(2), denoise=chains) == of(order=Checkerboard(2))
     assert not of(order=Checkerboard(2)).lossless

@@ -50,7 +50,7 @@ def p_value(x, y):
     return min(1.0, 3 * min(*found, classifier_p_value(x.mean(1), y.mean(1))))
 
 
-CHAINS = {"denoise": ChainSpeculation((4,))}
+CHAINS = {"denoise": ChainSpeculation(4)}
 WAYS = {
     "self, groups, guided": (400, 3.0, 4, {"ahead": Speculation(PathCriterion(), 4, None, 0.0)}),
     "self, guided": (800, 3.0, 16, {"ahead": Speculation(PathCriterion(), 4, None, 0.0)}),

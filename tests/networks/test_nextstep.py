@@ -128,7 +128,7 @@ NEGATIVE = [71, 48, 23, 22, 86, 92]
 def test_speculation(model):
     """Fewer head calls for two images of each prompt."""
     bound = prompts.bind(model, IDS, NEGATIVE, grid=(2, 3))
-    chain = {"denoise": ChainSpeculation((4,)), "chain_drafter": frozen(12, 16)}
+    chain = {"denoise": ChainSpeculation(4), "chain_drafter": frozen(12, 16)}
     options = ImageOptions(cfg=2.0, cfg_schedule="constant", respacing=12, **chain)
     tokens, info = generate(jax.random.key(3), bound, [0, 0, 1, 1], options=options)
     assert tokens.shape == (4, 6, 16) and np.isfinite(tokens).all() and info.exact

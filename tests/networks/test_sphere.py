@@ -140,7 +140,7 @@ def test_whole_generations_with_speculation():
     """Chains are speculated, also apart: fewer head calls, and every token on the sphere."""
     network, params, _ = load("sphere_tiny2")
     model = models.ImageModel("tiny", network, params)
-    options = ImageOptions(cfg=3.0, respacing=50, denoise=ChainSpeculation((8,)))
+    options = ImageOptions(cfg=3.0, respacing=50, denoise=ChainSpeculation(8))
     tokens, info = generate(jax.random.key(0), model, [0, 1, 2], options=options)
     chex.assert_trees_all_close(jnp.linalg.norm(tokens, axis=-1), 8**0.5, rtol=1e-5)
     assert info.calls["head"].sequential < 0.5 * 9 * 51 and info.exact

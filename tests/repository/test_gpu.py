@@ -14,12 +14,15 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture
 def gpu(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
+    import accepted
     import cases
     import gpu_checks
     import kernels
     import pages
 
-    return types.SimpleNamespace(cases=cases, checks=gpu_checks, pages=pages, kernels=kernels)
+    return types.SimpleNamespace(
+        accepted=accepted, cases=cases, checks=gpu_checks, pages=pages, kernels=kernels
+    )
 
 
 def test_the_pages_say_what_was_measured_and_counted(gpu):
@@ -45,11 +48,16 @@ def test_what_is_measured_takes_the_place_of_what_is_modelled(gpu):
 
 def test_what_is_replayed_is_counted(gpu):
     """Of 6 steps, one chain keeps 2 and then 0 of its drafts, and so on; the other one everything. Of two
-    images, with 5 steps, one makes 2 tokens and then 1, the other one 1 and then 3."""
+    images, one makes 2 tokens, then 1; the other one 1, then 3, and its paths go on."""
     kept = np.array([[0, 0], [0, 0], [1, 0], [0, 0], [0, 0], [2, 5]])
-    assert gpu.cases.calls_of(kept).tolist() == [3, 1]
-    assert gpu.cases.chains_of(kept, 4).shape == (6, 4)
-    assert gpu.cases.rounds_of(np.array([[7, 0, 0], [3, 14, 0]]), 5, 3) == (2, 3.5)
+    assert gpu.accepted.calls_of(kept, np.array([6, 6]), [2, 1]) == {2: 1, 1: 2}
+    assert gpu.accepted.chains_of(kept, 4, 6, 6).shape == (6, 4)
+    images = [[[6, 1], [0, 6]], [[3, 0], [6, 6]]]
+    blocks = gpu.accepted.table_of(images, 2, 6)
+    assert blocks[0, :4].tolist() == [[6, 1], [0, 0], [0, 6], [6, 1]]
+    chains = np.full((6, 6), 4)  # a call makes five steps
+    dropped, coupled = (gpu.accepted.run_of(blocks, chains, 3, [6, 3], how) for how in (False, True))
+    assert dropped == (2, 3.5, {6: 2.0, 3: 0.0}) and coupled == (2, 3.5, {6: 1.5, 3: 0.5})
 
 
 def test_programs_accept_what_is_replayed(gpu):

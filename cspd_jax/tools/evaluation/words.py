@@ -54,25 +54,8 @@ def make_reader(data: Words, settings=READER) -> Reader:
     return Reader(classifiers.train(Cells(data), settings), data)
 
 
-def frequencies(found: np.ndarray, labels: np.ndarray, data: Words) -> np.ndarray:
-    """How often each word occurs in `found` [N, lines]: [topics, most words + 1], the misspelt ones last."""
-    most = max(len(words(topic)) for topic in data.topics)
-    counts = np.zeros((len(data.topics), most + 1), int)
-    np.add.at(counts, (np.repeat(labels, found.shape[1]), found.ravel()), 1)
-    return counts
-
-
 def as_often_right(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
     """The p-value of words being right equally often in two sets of pictures [N, lines], both with `labels`.
     Pictures are permuted within the topics, so lines may depend on one another."""
     right = (np.concatenate([x, y]) != MISSPELT).sum(axis=1)
     return permuted_p_value(lambda signs: np.abs(signs @ right), np.tile(labels, 2), len(x))
-
-
-def same_frequencies(x: np.ndarray, y: np.ndarray, labels: np.ndarray, data: Words) -> float:
-    """The p-value of every word, and misspelt ones, being equally frequent; as `as_often_right`."""
-    counts = np.stack([frequencies(found[None], label[None], data).ravel()
-                       for found, label in zip(np.concatenate([x, y]), np.tile(labels, 2))])  # fmt: skip
-    scaled = counts / np.sqrt(np.maximum(counts.sum(axis=0), 1))
-    squares = lambda signs: ((signs @ scaled) ** 2).sum(axis=1)
-    return permuted_p_value(squares, np.tile(labels, 2), len(x))
