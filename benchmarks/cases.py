@@ -3,32 +3,28 @@ sizes of published models.
 
 The unit is what one call of the library does, AR steps in one scan or rounds in one loop, so that whatever
 the host does between kernels is in it. The weights are random; which drafts are accepted is replayed from
-runs of the embedded models, whose weights are trained (results/accepted.json, by version 0.6).
+runs of the embedded models, whose weights are trained (accepted.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import itertools
-import json
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy import STEPS as TOY_STEPS
+from accepted import Run, calls_of, chains_of, recorded, replaying, run_of, table_of, way_name
 from toy import narrow
 
 import cspd_jax
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import chain as speculation
 from cspd_jax.image import rounds, sampler
 from cspd_jax.image.bound import bind
+from cspd_jax.image.chain import packed_sizes
+from cspd_jax.image.methods import SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
 from cspd_jax.masked import generation as masked_generation
@@ -39,7 +35,6 @@ from cspd_jax.networks.registry import kind_of
 from cspd_jax.text import Drafting, ModelDrafter
 from cspd_jax.text import generation as text_generation
 
-RECORDED = Path(__file__).parent / "results" / "accepted.json"
 PLAIN = ("plain", "text-plain", "stepwise")  # what the others are compared with
 IDENTITY = ("model", "dtype", "batch", "guided", "method", "options")
 NEW_TOKENS = PROMPT = 64
@@ -79,25 +74,6 @@ class Scale:
     def of(self, config: Any) -> Any:
         return narrow(config) if self.toy else config
 
-    def recorded(self) -> dict[str, Any]:
-        """Returns what is replayed; a toy's is as small, and made up.
-
-        chains: by model and window, [T, R]: drafts kept by a head call that began with so many steps left,
-            less one.
-        rounds: by gamma, [images, tokens]: transitions kept by the round that began so many tokens behind
-            the known ones.
-        text: the share of the embedded pair's drafts that are accepted.
-        masked: by way and batch, the rounds of 64 places of the embedded model, and the shares of them that
-            read a text anew (refresh) and that verify.
-        """
-        found = json.loads(RECORDED.read_text())
-        if self.toy:
-            chains = [[min(left, 2)] * 4 for left in range(TOY_STEPS)]
-            found["chains"] = dict.fromkeys(found["chains"], chains)
-            of_gamma = lambda gamma: [[TOY_STEPS * (at % gamma) for at in range(4 + 2 * gamma)]] * 2
-            found["rounds"] = {gamma: of_gamma(int(gamma)) for gamma in found["rounds"]}
-        return found
-
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -108,7 +84,7 @@ class Case:
     args: of these parameters, returns those of the function: pytrees of arrays, without typed keys.
     tokens: of a row of the batch, made by one run.
     trips: of the loops that end when the data say so, by depth.
-    shares: of the rounds in which a condition of that name is true.
+    named: trips of those in a `jax.named_scope`; of a condition, the share of rounds in which it is true.
     facts: of the output, what is only known then; `tokens` among it replaces those above.
     """
 
@@ -118,7 +94,7 @@ class Case:
     function: Callable
     tokens: float
     trips: tuple[float, ...] = ()
-    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    named: Mapping[str, float] = dataclasses.field(default_factory=dict)
     facts: Callable[[Any], dict[str, Any]] = lambda out: {}
 
     def lowered(self, sharding: jax.sharding.Sharding | None = None) -> jax.stages.Lowered:
@@ -152,69 +128,6 @@ def params_on_device(config: Any, dtype: str) -> Any:
     return jax.jit(random_params, static_argnums=(0, 1))(config, dtype)
 
 
-# What is accepted
-
-
-def calls_of(kept: np.ndarray) -> np.ndarray:
-    """Counts the head calls [R] of each chain."""
-    left, calls = np.full(kept.shape[1], len(kept)), np.zeros(kept.shape[1], int)
-    while np.any(left):
-        calls += left > 0
-        taken = kept[np.maximum(left - 1, 0), np.arange(len(left))] + 1
-        left = np.maximum(left - taken, 0)
-    return calls
-
-
-def chains_of(table: Any, rows: int) -> np.ndarray:
-    """Returns [T, rows] of so many chains side by side, whose slowest takes a typical number of calls."""
-    kept = np.asarray(table, np.int32)
-    kept = np.tile(kept, (1, -(-rows // kept.shape[1])))
-    groups = [kept[:, i : i + rows] for i in range(0, kept.shape[1] - rows + 1, rows)]
-    slowest = [calls_of(group).max() for group in groups]
-    return groups[int(np.argsort(slowest, kind="stable")[len(groups) // 2])]
-
-
-def rounds_of(blocks: np.ndarray, steps: int, wanted: int) -> tuple[int, float]:
-    """Counts the rounds until every image has the tokens that are wanted, and the tokens that it has then."""
-    made, rows = np.zeros(len(blocks), int), np.arange(len(blocks))
-    for number in itertools.count():
-        if np.all(made >= wanted):
-            return number, float(made.mean())
-        made += blocks[rows, np.minimum(made, blocks.shape[1] - 1)] // steps + 1
-
-
-@contextlib.contextmanager
-def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0) -> Iterator[None]:
-    """Makes programs that are traced meanwhile accept what was recorded; they verify all the same.
-
-    chains: [T, R], as `Scale.recorded` has them.
-    blocks: [B, tokens], of rounds that begin so many tokens behind `first`.
-    """
-    steps, paths, transitions = speculation.verify_steps, rounds.verify_paths, rounds.verify_transitions
-    unless_negative = lambda recorded, own: jnp.where(recorded < 0, own, recorded)  # the compiler cannot know
-
-    def chain(inputs, draft, keys):
-        verdict = steps(inputs, draft, keys)
-        kept = unless_negative(chains[draft.steps[0], jnp.arange(chains.shape[1])], verdict.block.kept)
-        return verdict._replace(block=verdict.block._replace(kept=kept))
-
-    def of_round(inputs, state, *drafted):
-        at = jnp.clip(state.group - first, 0, blocks.shape[1] - 1)
-
-        def block(*given):
-            verdict = transitions(*given)
-            return verdict._replace(kept=unless_negative(blocks[jnp.arange(len(at)), at], verdict.kept))
-
-        with mock.patch.object(rounds, "verify_transitions", block):
-            return paths(inputs, state, *drafted)
-
-    with (
-        mock.patch.object(speculation, "verify_steps", steps if chains is None else chain),
-        mock.patch.object(rounds, "verify_paths", paths if blocks is None else of_round),
-    ):
-        yield
-
-
 @dataclasses.dataclass(frozen=True)
 class Replayed:
     """Runs a draft model for its time, while each of its tokens is right with a given probability.
@@ -241,51 +154,59 @@ class Replayed:
 
 def image_case(
     name: str, scale: Scale, window: int | None = None, gamma: int = 0, batch: int = 1, guided: bool = False,
-    dtype: str = "bfloat16", steps: int = 100,
+    dtype: str = "bfloat16", steps: int = 100, coupled: bool = False,
 ) -> Case:  # fmt: skip
     """Makes tokens of an image whose first 3/8 are known, by AR steps or by rounds of self-speculation.
 
     window: M of the chains; None is plain.
-    gamma: groups drafted ahead; 0 is none.
+    gamma: groups drafted ahead; 0 is none. coupled: what lies behind a rejected draft is kept.
     """
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}
     config = scale.of(presets[name])
     of_mar = isinstance(config, MARConfig)
     respacing = config.respacing if scale.toy else f"{'ddim' if of_mar else 'flow'}{steps}"
+    noisy = sampling_schedule(respacing).num_steps
+    drafts = min(window or 0, noisy)
     options = Options(
         num_iter=config.seq_len, respacing=respacing, guided=guided, cfg=3.0 if guided else 1.0,
-        denoise="plain" if window is None else cspd_jax.ChainSpeculation((3 if scale.toy else window,)),
+        denoise="plain" if window is None else cspd_jax.ChainSpeculation(drafts),
         final_noise=of_mar, prefix_buckets=4 if of_mar and not scale.toy else 1,
         order=None if of_mar else Raster(), cfg_schedule="linear" if of_mar else "constant",
     )  # fmt: skip
-    recorded, first, chains, blocks = scale.recorded(), config.seq_len * 3 // 8, None, None
-    noisy = sampling_schedule(respacing).num_steps
-    tokens, trips = float(scale.tokens), ()
+    found, first, chains, blocks = recorded(), config.seq_len * 3 // 8, None, None
+    tokens, trips, run, rows, sizes = float(scale.tokens), (), None, batch * (1 + gamma), [0]
     if window is not None:
         model = "default" if of_mar else "default-causal"
-        chains = chains_of(recorded["chains"][f"{model}, M {window}"], batch * (1 + gamma))[-noisy:]
-        trips = (float(calls_of(chains).max()),)
+        chains = chains_of(found["chains"][f"{model}, M {window}"], rows, noisy, drafts)
+        sizes = packed_sizes(rows, drafts * (1 + guided))
+        run = Run(0, tokens, calls_of(chains, np.full(rows, noisy), sizes))
     if gamma:
-        blocks = np.asarray(recorded["rounds"][str(gamma)], np.int32)
-        blocks = blocks[np.arange(batch) % len(blocks)]
-        number, tokens = rounds_of(blocks, noisy, scale.tokens)
-        trips = (float(number), *trips)
+        blocks = table_of(found["rounds"][way_name(gamma, coupled)], batch, noisy)
+        run = run_of(blocks, chains, scale.tokens, sizes, coupled)
+        tokens, trips = run.tokens, (float(run.rounds),)
     network = kind_of(config).network(config, jnp.dtype(dtype))
 
     def args(params):
         keys = jax.random.key_data(cspd_jax.row_keys(jax.random.key(0), batch))
         return params, keys, jnp.zeros(batch, jnp.int32), *jax.tree.map(jnp.asarray, (chains, blocks))
 
-    words = [f"gamma {gamma}"] * bool(gamma) + [f"M {window}"] * bool(window) + [respacing] * (not of_mar)
-    method = {(False, False): "plain", (True, False): "chains", (True, True): "self+chains"}
-    row = about(
-        name, method[bool(window), bool(gamma)], ", ".join(words), batch=batch, guided=guided, dtype=dtype
+    words = (
+        [way_name(gamma, coupled)] * bool(gamma) + [f"M {window}"] * bool(window) + [respacing] * (not of_mar)
     )
-    program = (round_program if gamma else step_program)(network, options, first, scale.tokens, gamma)
-    return Case(row, (config,), args, program, tokens, trips)
+    names = {(False, False): "plain", (True, False): "chains", (True, True): "self+chains"}
+    row = about(
+        name, names[bool(window), bool(gamma)], ", ".join(words), batch=batch, guided=guided, dtype=dtype
+    )
+    if gamma:
+        program = round_program(
+            network, options, first, scale.tokens, SelfSpeculation(gamma, coupled=coupled)
+        )
+    else:
+        program = step_program(network, options, first, scale.tokens)
+    return Case(row, (config,), args, program, tokens, trips, run.trips() if run else {})
 
 
-def step_program(network: Any, options: Options, first: int, tokens: int, gamma: int) -> Callable:
+def step_program(network: Any, options: Options, first: int, tokens: int) -> Callable:
     """Makes AR steps of the plain sampler in one scan; returns the tokens and the work."""
     segments = sampler.plan_segments(network.seq_len, options)
     segment, groups = next(some for some in segments if some[1][0].start <= first <= some[1][-1].start)
@@ -302,16 +223,18 @@ def step_program(network: Any, options: Options, first: int, tokens: int, gamma:
     return run
 
 
-def round_program(network: Any, options: Options, first: int, tokens: int, gamma: int) -> Callable:
+def round_program(
+    network: Any, options: Options, first: int, tokens: int, method: SelfSpeculation
+) -> Callable:
     """Makes rounds of self-speculation in one loop until there are as many tokens; returns what is made."""
-    way = rounds.Speculation(cspd_jax.PathCriterion(), gamma)  # as many as were recorded
+    way = rounds.Speculation(method.criterion, method.gamma)  # as many as were recorded
 
     def run(params, keys, labels, chains, blocks):
         with replaying(chains, blocks, first):
             keys = jax.random.wrap_key_data(keys)
             inputs, state = rounds.begin(network, params, keys, labels, options, speculation=way)
             images = jnp.full(labels.shape, first, jnp.int32)
-            state = state._replace(group=images, num_drafts=jnp.full_like(images, gamma))
+            state = state._replace(group=images, num_drafts=jnp.full_like(images, method.gamma))
             unfinished = lambda state: jnp.any(state.group < first + tokens)
             another = lambda state: rounds.run_round(inputs, state)[0]
             state = jax.lax.while_loop(unfinished, another, state)
@@ -342,7 +265,7 @@ def text_cases(scale: Scale) -> list[Case]:
     config, small = scale.of(PYTHIA_1_4B), scale.of(PYTHIA_160M)
     network, drafting = lm.LM(config, jnp.bfloat16), lm.LM(small, jnp.bfloat16)
     prompts = np.random.default_rng(0).integers(0, config.known_ids, (1, PROMPT)).tolist()
-    count, share = scale.new_tokens, scale.recorded()["text"]
+    count, share = scale.new_tokens, recorded()["text"]
     asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, stop_ids=(), gamma=4)
     prepare = lambda weights, drafter: text_generation.prepare(
         None, (network, weights), prompts, drafter, asked
@@ -376,8 +299,8 @@ def masked_case(scale: Scale, texts: int | None = None, drafts: bool = True, cac
     config, places = scale.of(LLADA_8B), scale.new_tokens
     words = [f"{texts} texts" if texts else "gamma 4"] * drafts + ["block cache"] * cached
     row = about("llada-8b", "ssd" if drafts else "stepwise", ", ".join(words))
-    recorded = scale.recorded()["masked"][f"{row['method']}, {row['options']}".removesuffix(", ")]
-    a_round = NEW_TOKENS / recorded["rounds"]
+    seen = recorded()["masked"][f"{row['method']}, {row['options']}".removesuffix(", ")]
+    a_round = NEW_TOKENS / seen["rounds"]
     way = cspd_jax.masked.SelfSpeculation(4, texts=texts) if drafts else cspd_jax.masked.Stepwise()
     asked = cspd_jax.masked.Options(max_new_tokens=places, block=8, cached=cached)
     network = lm.LM(config, jnp.bfloat16)
@@ -389,6 +312,4 @@ def masked_case(scale: Scale, texts: int | None = None, drafts: bool = True, cac
         number = max(int(np.max(out.info.trace.rounds)) + 1, int(out.info.calls["block"].sequential))
         return {"tokens": number * a_round, "rounds": number}
 
-    return Case(
-        row, (config,), args, masked_generation.run, places * a_round, (float(places),), recorded, facts
-    )
+    return Case(row, (config,), args, masked_generation.run, places * a_round, (float(places),), seen, facts)

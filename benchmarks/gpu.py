@@ -63,7 +63,11 @@ def groups(scale: Scale) -> dict[str, Makers]:
         "MAR-B, float32": [image("mar-base", *way, **full) for way in ((), (32,), (16, 4))],
         "MAR-B, guidance": [image("mar-base", *way, **guided) for way in ((), (32, 8))],
         "MAR-B in PyTorch, guidance": [torch("mar-base", "graph", **guided)],
-        "MAR-B, 8 images": [image("mar-base", *way, **side) for way in ((), (16,), (16, 4))],
+        "MAR-B, coupled drafts": [image("mar-base", 32, gamma, coupled=True) for gamma in (16, 24)],
+        "MAR-B, 8 images": [
+            *[image("mar-base", *way, **side) for way in ((), (16,), (16, 4))],
+            image("mar-base", 16, 4, **side, coupled=True),
+        ],
         "MAR-B in PyTorch, 8 images": [torch("mar-base", "graph", **side)],
         "text, Pythia-1.4B's sizes": [text(0), text(1), lambda: torch_cases.text_case(scale)],
         "SphereAR-B": sphere("sphere-b", 100, 32),
@@ -177,7 +181,7 @@ def count(run: Run, makers: Makers) -> None:
         if isinstance(case, Case) and not run.there(case.about):
             with run.trying(case.about):
                 text = case.lowered(h100).compile().as_text()
-                found = kernels.count_launches(text, case.trips, case.shares)
+                found = kernels.count_launches(text, case.trips, case.named)
                 run.add({
                     **case.about, "seconds": found.seconds / case.tokens,
                     "kernels": found.kernels / case.tokens, "host_reads": found.reads / case.tokens,

@@ -66,13 +66,14 @@ class Check(NamedTuple):
 def image_checks(toy: bool) -> list[Check]:
     """Makes every method for images. What takes decisions at random is compared by its law."""
     window, model, draft = 3 if toy else 16, load("default", toy), load("default-draft", toy)
-    chains, causal, alone = ChainSpeculation((window,)), load("default-causal", toy), Plain()
+    chains, causal, alone = ChainSpeculation(window), load("default-causal", toy), Plain()
     paper = DraftSpeculation(draft, PaperCriterion(), 4)
     ways: list[tuple] = [
         ("plain", model, alone, "plain", None),
         ("chains", model, alone, chains, "plain"),
         ("self", model, SelfSpeculation(4), "plain", "plain"),
         ("self+chains", model, SelfSpeculation(4), chains, "plain"),
+        ("self, coupled+chains", model, SelfSpeculation(4, coupled=True), chains, "plain"),
         ("draft", model, DraftSpeculation(draft, gamma=4), "plain", "plain"),
         ("draft, paper's criterion", model, paper, "plain", "draft, paper's criterion"),
         ("released runner", model, ReleasedRunner(draft), "plain", "released runner"),

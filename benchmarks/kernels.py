@@ -31,6 +31,7 @@ NO_KERNELS = {
     "all-gather-done", "collective-permute-done", "reduce-scatter-done",
 }  # fmt: skip
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
+SCOPE = r'op_name="(?:[^"]*/)?(\w+)/%s'
 SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 
 
@@ -94,12 +95,12 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
     return found, entry
 
 
-def count_launches(text: str, trips: Sequence[float], shares: Mapping[str, float]) -> Launches:
+def count_launches(text: str, trips: Sequence[float], named: Mapping[str, float]) -> Launches:
     """Counts what one run of a compiled module launches.
 
     trips: of the loops whose number of trips the compiler does not know, by depth: on average, for each time
         that such a loop begins.
-    shares: how often a condition in such a `jax.named_scope` is true.
+    named: the trips of a loop in such a `jax.named_scope`; how often a condition in one is true.
     """
     modules, entry = computations(text)
 
@@ -112,8 +113,10 @@ def count_launches(text: str, trips: Sequence[float], shares: Mapping[str, float
                 if known := at.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
                     total = total.and_then(of(body, depth), int(known))
                     continue
-                # Under vmap a residual is drawn again, hardly ever.
-                times = 0.0 if "/vmap()/" in at.attribute(r'op_name="([^"]*)"') else trips[depth]
+                if (scope := at.attribute(SCOPE % "while")) in named:
+                    times = named[scope]
+                else:  # under vmap a residual is drawn again, hardly ever
+                    times = 0.0 if "/vmap()/" in at.attribute(r'op_name="([^"]*)"') else trips[depth]
                 total = total.and_then(of(body, depth + 1), times)
                 total = total.and_then(of(condition, depth + 1).and_then(READ), times + 1)
             elif at.op in ("call", "async-start"):
@@ -123,7 +126,7 @@ def count_launches(text: str, trips: Sequence[float], shares: Mapping[str, float
                 names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", at.rest)
                 names += re.findall(r"%?([\w.\-]+)", at.attribute(r"branch_computations=\{([^}]*)\}"))
                 total = total.and_then(READ)
-                for share, branch in shares_of(at, [of(n, depth) for n in dict.fromkeys(names)], shares):
+                for share, branch in shares_of(at, [of(n, depth) for n in dict.fromkeys(names)], named):
                     total = total.and_then(branch, share)
             elif at.op not in NO_KERNELS:
                 called = modules.get(at.attribute(r"calls=%?([\w.\-]+)"), [])
@@ -134,15 +137,14 @@ def count_launches(text: str, trips: Sequence[float], shares: Mapping[str, float
 
 
 def shares_of(
-    at: Instruction, branches: list[Launches], shares: Mapping[str, float]
+    at: Instruction, branches: list[Launches], named: Mapping[str, float]
 ) -> list[tuple[float, Launches]]:
     """Says how often each branch of a condition is taken. Of two it is the longer one, unless its scope has a
     share; of several, as of the encoder's prefixes, each is as long in use."""
     if len(branches) != 2:
         return [(1 / len(branches), branch) for branch in branches]
     short, long = sorted(branches, key=lambda branch: branch.seconds)
-    scope = at.attribute(r'op_name="(?:[^"]*/)?(\w+)/cond')
-    share = shares.get(scope, 1.0)
+    share = named.get(at.attribute(SCOPE % "cond"), 1.0)
     return [(share, long), (1 - share, short)]
 
 

@@ -1,7 +1,7 @@
 """The tables, figures and the formula of Continuous Speculative Decoding (arXiv 2411.11925), by name.
 
     python benchmarks/paper.py --list
-    python benchmarks/paper.py table1 figure8 --out paper
+    python benchmarks/paper.py table1 equation35 --out paper
     python benchmarks/paper.py --out paper      # all of them
     python benchmarks/paper.py table1 --steps ddim100 --gamma 3 8      # what docs/images.md shows
 
@@ -14,6 +14,7 @@ ways whose draft model drafts anew after each rejection have the two smallest ga
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from charts import lines, marked
+from charts import lines
 from PIL import Image
 from toy import Parser, begin, load, machine, timed_images, training_data, write_results
 
@@ -271,18 +272,13 @@ def table3(run: Runs) -> Item:
     return [Table("Ours", columns, rows), whole], chart
 
 
-def _prefilled(run: Runs) -> dict[tuple[str, float], Made]:
-    ways = [(name, share, {**way, "gamma": run.least}) for name, way in WAYS.items() for share in PREFILL]
-    return {(name, share): run({**way, "prefill": share}) for name, share, way in ways}
-
-
 @item("table4", "Acceptance and speed by prefill")
 def table4(run: Runs) -> Item:
     rows, series, plain = [], {}, run(PLAIN)
     paper = TABLE3_AND_4.get((*PAIR, run.least), (None,) * 8)[2:]
-    for (name, share), made in _prefilled(run).items():
-        at = 2 * PREFILL.index(share)
-        theirs = paper[at : at + 2] if name in (OFFICIAL, PAPER) else (None, None)
+    for name, (at, share) in itertools.product(WAYS, enumerate(PREFILL)):
+        made = run({**WAYS[name], "gamma": run.least, "prefill": share})
+        theirs = paper[2 * at : 2 * at + 2] if name in (OFFICIAL, PAPER) else (None, None)
         rows.append((name, made.verdict, share, run.least, made.acceptance, made.error,
                      plain.calls / made.calls, plain.seconds / made.seconds, *theirs))  # fmt: skip
         series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
@@ -294,105 +290,11 @@ def table4(run: Runs) -> Item:
     return [Table("Ours", columns, rows), whole], chart
 
 
-def _shown(run: Runs, made: dict[str, Made], frames: bool = False) -> Item:
-    """Shows a row of images of each way, rejected drafts framed where asked, and what they cost."""
-    plain, pages, rows = run(PLAIN), [], []
-    for name, one in made.items():
-        images = run.pixels(one)
-        rejected = (one.marks < 0) & frames
-        pages.append((f"{name} ({one.verdict})", marked(images, rejected)))
-        rows.append((name, one.verdict, len(images), one.acceptance, plain.calls / one.calls))
-    columns = ["way", "exact or lossy", "images", "acceptance", "fewer calls in sequence"]
-    return [Table("The images of the picture", columns, rows)], titled(pages)
-
-
-def _by_gamma(run: Runs) -> dict[tuple[str, int], Made]:
-    return {(n, g): run({**way, "gamma": g}) for n, way in WAYS.items() for g in run.gammas(n)}
-
-
-def _middle(run: Runs) -> dict[str, Made]:
-    gammas = {name: min(run.middle, run.gammas(name)[-1]) for name in WAYS}
-    return {name: run({**way, "gamma": gammas[name]}) for name, way in WAYS.items()}
-
-
-@item("figure7", "Images by way and gamma")
-def figure7(run: Runs) -> Item:
-    made = {f"{name}, gamma {gamma}": one for (name, gamma), one in _by_gamma(run).items()}
-    return _shown(run, {"plain sampler": run(PLAIN), **made})
-
-
-@item("figure8", "Acceptance against gamma")
-def figure8(run: Runs) -> Item:
-    rows, series = [], {}
-    for (name, gamma), made in _by_gamma(run).items():
-        each = float(np.mean(made.info.made / made.info.rounds))
-        rows.append((name, made.verdict, gamma, made.acceptance, made.error, each, _published(name, gamma)))
-        series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
-    gammas = run.args.gamma
-    series[BESIDE] = [_published(PAPER, gamma) for gamma in gammas]
-    columns = ["way", "exact or lossy", "gamma", "acceptance", "standard error", "tokens a round",
-               f"{BESIDE}, its table 1"]  # fmt: skip
-    chart = lines(series, "acceptance against gamma", "gamma", [str(g) for g in gammas], top=1.0)
-    return [Table("Ours", columns, rows)], chart
-
-
-@item("figure9", "The draft alone, and verified by the target")
-def figure9(run: Runs) -> Item:
-    made = _middle(run)
-    some = {name: made[name] for name in (OFFICIAL, "path, by the draft model")}
-    return _shown(run, {"plain": run(PLAIN), ALONE: run(PLAIN, alone=True), **some}, frames=True)
-
-
-@item("figure11", "Acceptance along the AR steps, by prefill")
-def figure11(run: Runs) -> Item:
-    rows, series = [], {}
-    for (name, share), made in _prefilled(run).items():
-        steps = np.asarray(made.info.trace.steps)
-        each = [np.bincount(steps[of], minlength=steps.max() + 1) for of in (made.marks > 0, made.marks != 0)]
-        parts = [np.array_split(a, 8) for a in each]
-        shares = [float(a.sum() / t.sum()) if t.sum() else None for a, t in zip(*parts)]
-        rows.append((name, made.verdict, share, *shares))
-        series.setdefault(f"{name} ({made.verdict})", {})[f"prefill {share:.0%}"] = shares
-    eighths = [f"{i + 1}/8" for i in range(8)]
-    charts = [("", lines(s, name, "eighth of the AR steps", eighths, 1.0)) for name, s in series.items()]
-    return [Table("Ours", ["way", "exact or lossy", "prefill", *eighths], rows)], titled(charts)
-
-
-@item("figure12", "Images by prefill")
-def figure12(run: Runs) -> Item:
-    made = {f"{name}, prefill {share:.0%}": one for (name, share), one in _prefilled(run).items()}
-    return _shown(run, {"plain sampler": run(PLAIN), **made})
-
-
-def _swept(run: Runs, what: str, values: Sequence[float], **fixed: float) -> Item:
-    """Measures the acceptance against an option of sampling, at the smallest gamma."""
-    rows, series = [], {}
-    for name, way in WAYS.items():
-        for value in values:
-            made = run({**way, "gamma": run.least}, **fixed, **{what: value})
-            rows.append((name, made.verdict, run.least, *fixed.values(), value, made.acceptance, made.error))
-            series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
-    columns = ["way", "exact or lossy", "gamma", *fixed, what, "acceptance", "standard error"]
-    told = "".join(f", {name} {value:g}" for name, value in fixed.items())
-    chart = lines(series, f"acceptance{told}", what, [f"{value:g}" for value in values], top=1.0)
-    return [Table(f"Ours{told}", columns, rows)], chart
-
-
-@item("figure13", "Acceptance against the guidance scale")
-def figure13(run: Runs) -> Item:
-    return _swept(run, "cfg", (1.0, 3.0, 5.0))
-
-
-@item("figure14", "Acceptance against the temperature, without and with guidance")
-def figure14(run: Runs) -> Item:
-    both = [_swept(run, "temperature", (0.9, 1.0, 1.1), cfg=cfg) for cfg in (1.0, 3.0)]
-    return [table for tables, _ in both for table in tables], titled([("", chart) for _, chart in both])
-
-
 @item("figure16", "Where in the image drafts are accepted")
 def figure16(run: Runs) -> Item:
     rows, pages = [], []
-    for name, made in _middle(run).items():
+    for name, way in WAYS.items():
+        made = run({**way, "gamma": min(run.middle, run.gammas(name)[-1])})
         tested, accepted = made.marks != 0, made.marks > 0
         rows.append((name, made.verdict, made.acceptance))
         captions = [run.target.class_name(int(label)) for label in made.labels]
@@ -400,34 +302,16 @@ def figure16(run: Runs) -> Item:
     return [Table("Ours", ["way", "exact or lossy", "acceptance"], rows)], titled(pages)
 
 
-@item("equation35", "The speed-up that the formula predicts, and the measured one")
+@item("equation35", "The speed-up that the formula predicts, and the one that was measured")
 def equation35(run: Runs) -> Item:
-    """Compares (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)) with what was measured."""
-    rows, charts = [], []
-    for batch in run.args.batch:
-        plain, alone = run(PLAIN, batch), run(PLAIN, batch, alone=True)
-        series: dict[str, list[float | None]] = {}
-        for name, gamma, made in _timed(run, batch):
-            if name not in WAYS or made.acceptance is None:
-                continue
-            cost = alone.seconds / plain.seconds if name != "self" else 0.0
-            steps = alone.calls / plain.calls if cost else 0.0
-            alpha, ratio = made.acceptance, plain.calls / made.calls
-            predicted = [float(speedup(alpha, gamma, c)) for c in (steps, cost)]
-            one_pass = 1 / (cost + 1 / gamma) if name == OFFICIAL else None
-            rows.append((name, made.verdict, gamma, batch, alpha, cost, predicted[0], ratio, predicted[1],
-                         plain.seconds / made.seconds, one_pass))  # fmt: skip
-            series.setdefault(f"{name}, measured", []).append(ratio)
-            series.setdefault(f"{name}, Eq. 35", []).append(predicted[0])
-        names = [str(gamma) for gamma in run.args.gamma]
-        charts.append(("", lines(series, f"speed-up in calls, batch {batch}", "gamma", names)))
-    columns = ["way", "exact or lossy", "gamma", "batch", "alpha", "c in seconds", "calls: Eq. 35",
-               "calls: measured", "seconds: Eq. 35", "seconds: measured", "1 / (c + 1 / gamma)"]  # fmt: skip
-    theirs = [(gamma, alpha, float(speedup(alpha, gamma, COST)), speeds[3], 1 / (COST + 1 / gamma))
-              for (*pair, gamma), (alpha, speeds) in TABLE1.items() if tuple(pair) == PAIR]  # fmt: skip
+    """Compares the paper's (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)) with its own numbers."""
+    found = {gamma: of for (*pair, gamma), of in TABLE1.items() if tuple(pair) == PAIR}
+    rows = [(gamma, alpha, float(speedup(alpha, gamma, COST)), speeds[3], 1 / (COST + 1 / gamma))
+            for gamma, (alpha, speeds) in found.items()]  # fmt: skip
     names = ["gamma", "alpha", "Eq. 35", "measured by the paper", "1 / (c + 1 / gamma)"]
-    whole = Table(f"The paper's own numbers in its formula, c = {COST}", names, theirs)
-    return [Table("Ours", columns, rows), whole], titled(charts)
+    series = {name: [row[at] for row in rows] for at, name in ((2, names[2]), (3, names[3]))}
+    chart = lines(series, f"speed-up, c = {COST}", "gamma", [str(gamma) for gamma in found])
+    return [Table(f"The paper's own numbers in its formula, c = {COST}", names, rows)], chart
 
 
 def write(name: str, run: Runs, folder: Path) -> None:
@@ -468,7 +352,7 @@ def main() -> None:
     if args.list:
         print("\n".join(f"{name:<12} {title}" for name, (title, _) in ITEMS.items()))
         return
-    names = args.names if "all" not in args.names else ["table3", "figure9"] if args.toy else list(ITEMS)
+    names = args.names if "all" not in args.names else ["table3", "figure16"] if args.toy else list(ITEMS)
     args.steps = args.steps or (EMBEDDED_STEPS if args.target in hub.DEFAULTS else None)
     args.gamma.sort()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,195 @@
+"""What is accepted: recorded of the embedded models, replayed by programs whose weights are random.
+
+python benchmarks/accepted.py       # the rounds of self-speculation, anew; the rest is of version 0.6
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from toy import Parser, begin, load
+
+import cspd_jax
+from cspd_jax.image import chain as speculation
+from cspd_jax.image import rounds
+from cspd_jax.image.generation import resolve
+
+RECORDED = Path(__file__).parent / "results" / "accepted.json"
+PLACES = 96  # of an image, that tables are made for
+IMAGES = 16
+
+
+def recorded() -> dict[str, Any]:
+    """Returns what is replayed.
+
+    chains: by model and window, [T, R]: drafts kept by a head call that began with so many steps left, less
+        one.
+    rounds: by way, of each image its rounds, of each the transitions kept of every drafted token.
+    text: the share of the embedded pair's drafts that are accepted.
+    masked: by way and batch, the rounds of 64 places of the embedded model, and the shares of them that read
+        a text anew (refresh) and that verify.
+    """
+    return json.loads(RECORDED.read_text())
+
+
+class Run(NamedTuple):
+    """Says what a replayed run takes.
+
+    rounds: until every image has the tokens that are wanted. tokens: that an image has then. calls: of the
+    head in a round, by the number of chains that they are compiled for.
+    """
+
+    rounds: int
+    tokens: float
+    calls: dict[int, float]
+
+    def trips(self) -> dict[str, float]:
+        """Returns the trips of the loops by the names that they have in a program."""
+        return {f"of_{size}_chains": calls for size, calls in self.calls.items()}
+
+
+def way_name(gamma: int, coupled: bool) -> str:
+    return "coupled, " * coupled + f"gamma {gamma}"
+
+
+def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[int]]]:
+    """Makes images, and returns the transitions kept of each drafted token in the rounds of which all drafts
+    are inside the image."""
+    model, method = load(name, toy), cspd_jax.SelfSpeculation(gamma, coupled=coupled)
+    options = resolve(model, method, cspd_jax.Options(**model.sampling), IMAGES)
+    labels = jnp.arange(IMAGES) % model.config.num_classes
+    way = method.speculation(model.config.seq_len)
+    keys = cspd_jax.row_keys(jax.random.key(0), IMAGES)
+    inputs, state = rounds.begin(model.network, model.params, keys, labels, options, speculation=way)
+
+    @jax.jit
+    def run(state):
+        drafted, _ = rounds.drafted_groups(inputs, state, 1)
+        kept, _ = rounds.verify_paths(inputs, state, drafted, way.criterion.coins)
+        steps = jnp.where(kept.whole, inputs.steps, jnp.maximum(inputs.steps - 1 - kept.left, 0))
+        return steps[..., 0], rounds.run_round(inputs, state)[0]
+
+    seen: list[list[list[int]]] = [[] for _ in range(IMAGES)]
+    state = run(state)[1]  # drafts nothing yet
+    while np.any(state.group + gamma <= inputs.groups):
+        inside = np.asarray(state.group) + gamma <= inputs.groups
+        kept, state = run(state)
+        for image in np.flatnonzero(inside):
+            seen[image].append(np.asarray(kept[image]).tolist())
+    return seen
+
+
+def whole(kept: np.ndarray, steps: int) -> np.ndarray:
+    """Counts the first drafts [..., gamma] that are kept whole."""
+    return np.cumprod(kept == steps, axis=-1).sum(axis=-1)
+
+
+def table_of(images: list[list[list[int]]], batch: int, steps: int) -> np.ndarray:
+    """Returns the transitions kept of each draft by the place at which a round begins, [B, places, gamma], of
+    the images with the most typical numbers of rounds, whose rounds come again and again."""
+    table = np.zeros((batch, PLACES, len(images[0][0])), np.int32)
+    first = max(0, (len(images) - batch) // 2)
+    typical = sorted(images, key=len)[first : first + batch]
+    for of_image, its_rounds in zip(table, itertools.cycle(typical)):
+        place = 0
+        for kept in itertools.cycle(its_rounds):
+            if place >= PLACES:
+                break
+            of_image[place] = np.minimum(kept, steps)
+            place += whole(of_image[place], steps) + 1
+    return table
+
+
+def chains_of(table: Any, rows: int, steps: int, window: int) -> np.ndarray:
+    """Returns [T, rows] of so many chains side by side, whose slowest takes a typical number of calls."""
+    kept = np.minimum(np.asarray(table, np.int32)[-steps:], window - 1)
+    kept = np.tile(kept, (1, -(-rows // kept.shape[1])))
+    groups = [kept[:, i : i + rows] for i in range(0, kept.shape[1] - rows + 1, rows)]
+    slowest = [sum(calls_of(group, np.full(rows, len(group)), [rows]).values()) for group in groups]
+    return groups[int(np.argsort(slowest, kind="stable")[len(groups) // 2])]
+
+
+def calls_of(chains: np.ndarray, left: np.ndarray, sizes: list[int]) -> dict[int, int]:
+    """Counts the head calls until chains [T, R] with so many steps left are finished, by the number of chains
+    that they are compiled for."""
+    calls = dict.fromkeys(sizes, 0)
+    while active := np.count_nonzero(left):
+        calls[min(size for size in sizes if size >= active)] += 1
+        left = np.maximum(left - chains[np.maximum(left - 1, 0), np.arange(len(left))] - 1, 0)
+    return calls
+
+
+def run_of(blocks: np.ndarray, chains: np.ndarray, wanted: int, sizes: list[int], coupled: bool) -> Run:
+    """Counts what rounds take until every image has as many tokens as are wanted."""
+    (images, places, gamma), steps = blocks.shape, len(chains)
+    made, calls, image, behind = np.zeros(images, int), dict.fromkeys(sizes, 0), np.arange(images), 1 + gamma
+    for number in itertools.count():
+        if np.all(made >= wanted):
+            return Run(number, float(made.mean()), {size: count / number for size, count in calls.items()})
+        kept = blocks[image, np.minimum(made, places - 1)]
+        place = whole(kept, steps)[:, None] + np.arange(behind)
+        left = np.where(kept == steps, 0, steps - 1 - kept)[image[:, None], np.minimum(place, gamma - 1)]
+        goes_on = (place < gamma) & (coupled | (np.arange(behind) == 0))
+        left = np.where(goes_on, left, steps).reshape(-1)
+        for size, count in calls_of(chains, left, sizes).items():
+            calls[size] += count
+        made += place[:, 0] + 1
+
+
+@contextlib.contextmanager
+def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0) -> Iterator[None]:
+    """Makes programs that are traced meanwhile accept what was recorded; they verify all the same.
+
+    chains: [T, R], as `recorded` has them.
+    blocks: [B, places, gamma], of rounds that begin so many tokens behind `first`.
+    """
+    steps, paths, transitions = speculation.verify_steps, rounds.verify_paths, rounds.verify_transitions
+    unless_negative = lambda recorded, own: jnp.where(recorded < 0, own, recorded)  # the compiler cannot know
+
+    def chain(inputs, draft, keys):
+        verdict = steps(inputs, draft, keys)
+        kept = unless_negative(chains[draft.steps[0], inputs.lanes], verdict.block.kept)
+        return verdict._replace(block=verdict.block._replace(kept=kept))
+
+    def of_round(inputs, state, *drafted):
+        at = jnp.clip(state.group - first, 0, blocks.shape[1] - 1)
+        kept = blocks[jnp.arange(len(at)), at]
+
+        def block(*given):
+            verdict = transitions(*given)
+            own = jnp.sum(kept.reshape(len(verdict.kept), -1), axis=1)
+            return verdict._replace(kept=unless_negative(own, verdict.kept))
+
+        with mock.patch.object(rounds, "verify_transitions", block):
+            return paths(inputs, state, *drafted)
+
+    with (
+        mock.patch.object(speculation, "verify_steps", steps if chains is None else chain),
+        mock.patch.object(rounds, "verify_paths", paths if blocks is None else of_round),
+    ):
+        yield
+
+
+def main() -> None:
+    parser = Parser(__doc__, file=Path("accepted.json"))
+    parser.add_argument("--file", type=Path, default=RECORDED)
+    args = begin(parser)
+    found = json.loads(RECORDED.read_text())
+    found["rounds"] = {
+        way_name(gamma, coupled): record("default", gamma, coupled, args.toy)
+        for gamma in (2, 4, 8, 16, 24) for coupled in (False, True)
+    }  # fmt: skip
+    args.file.write_text(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
