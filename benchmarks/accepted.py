@@ -52,10 +52,6 @@ class Run(NamedTuple):
     tokens: float
     calls: dict[int, float]
 
-    def trips(self) -> dict[str, float]:
-        """Returns the trips of the loops by the names that they have in a program."""
-        return {f"of_{size}_chains": calls for size, calls in self.calls.items()}
-
 
 def way_name(gamma: int, coupled: bool) -> str:
     return "coupled, " * coupled + f"gamma {gamma}"

@@ -203,7 +203,8 @@ def image_case(
         )
     else:
         program = step_program(network, options, first, scale.tokens)
-    return Case(row, (config,), args, program, tokens, trips, run.trips() if run else {})
+    named = {f"of_{size}_chains": calls for size, calls in run.calls.items()} if run else {}
+    return Case(row, (config,), args, program, tokens, trips, named)
 
 
 def step_program(network: Any, options: Options, first: int, tokens: int) -> Callable:
