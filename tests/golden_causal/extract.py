@@ -8,6 +8,7 @@ the others, as they lie in the whole file: their types, and the strides of image
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import sys
@@ -39,19 +40,13 @@ def as_it_lies(tensor: LazyTensor) -> torch_writer.Tensor:
     flat = np.lib.stride_tricks.as_strided(
         tensor.numpy(), (int(np.prod(tensor.shape)),), (tensor.dtype.itemsize,)
     )
-    return torch_writer.Tensor(torch_writer.storage(flat), tensor.shape, tensor.strides)
+    return torch_writer.Tensor(flat, tensor.shape, tensor.strides)
 
 
 def write(file: str, name: str, whole: dict[str, LazyTensor], of_vae: bool) -> None:
     """A training checkpoint with a part of the weights."""
     state = {key: as_it_lies(value) for key, value in whole.items() if key.startswith("vae.") == of_vae}
-    tree = {
-        name: torch_writer.ordered_dict(state),
-        "optimizer": {},
-        "epochs": 1,
-        "args": torch_writer.namespace(),
-    }
-    torch_writer.write(HERE / f"{file}.pth", tree)
+    torch_writer.write(HERE / f"{file}.pth", {name: state, "args": argparse.Namespace()})
 
 
 def main(folder: Path) -> None:

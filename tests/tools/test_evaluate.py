@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import chex
-import inception_reference
+import inception_random
 import numpy as np
 import pytest
 import tiny
@@ -15,6 +15,7 @@ from PIL import Image
 from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.converters import inception as converter
+from cspd_jax.networks.inception import InceptionConfig
 from cspd_jax.tools.evaluation import features, fid
 from cspd_jax.tools.evaluation.features import open_images
 from cspd_jax.tools.evaluation.fid import Gaussian, Statistics
@@ -33,9 +34,7 @@ def pictures(count: int = COUNT, shift: int = 0, channels: int = 3) -> np.ndarra
 def made(tmp_path_factory):
     """The weights of a narrow network, two sets of images, and a folder with one of them as pictures."""
     folder = tmp_path_factory.mktemp("made")
-    weights = inception_reference.weights(16, classes=10)
-    tree = {name: torch_writer.tensor(array) for name, array in weights.items()}
-    torch_writer.write_old(folder / "weights.pth", torch_writer.ordered_dict(tree))
+    torch_writer.write_old(folder / "weights.pth", inception_random.weights(InceptionConfig(16, 10)))
     assert main(["convert", str(folder / "weights.pth"), str(folder / "inception")]) == 0
     np.savez_compressed(folder / "a.npz", arr_0=pictures(), arr_1=np.zeros(COUNT, np.int64))
     images = pictures(OTHERS, 50)
