@@ -34,7 +34,7 @@ TRAIN = (
     "--set", "model.decoder_width=16", "--set", "model.decoder_depth=1", "--set", "model.decoder_heads=2",
     "--set", "model.head_depth=1", "--set", "model.head_width=16", "--set", "model.respacing=ddim10",
     "--set", "data.size=8", "--set", "copies=2", "--set", "buckets=1", "--set", "log_every=1",
-    "--set", "checkpoint_every=3", "--set", "sample_every=0", "--set", "warmup=2", "--set", "decay=2",
+    "--set", "checkpoint_every=3", "--set", "warmup=2", "--set", "decay=2",
     "--set", "steps=6", "--set", "batch=8",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ FEW_STEPS = {"num_iter": 4, "respacing": "ddim5"}
 TINY = [
     "data.classes=01", "model.num_classes=2", "model.encoder_width=16", "model.encoder_depth=1",
     "model.encoder_heads=2", "model.decoder_width=16", "model.decoder_depth=1", "model.decoder_heads=2",
-    "model.head_width=16", "model.head_depth=1", "model.respacing=ddim5", "sample_every=0", "batch=2",
+    "model.head_width=16", "model.head_depth=1", "model.respacing=ddim5", "batch=2",
 ]  # fmt: skip
 SMALL = {
     "1_mar": {"AR_STEPS": 4, "LABELS": [0, 1], "FEW": 2, "OPTIONS": {"respacing": "ddim5"}},

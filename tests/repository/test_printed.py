@@ -189,7 +189,6 @@ def small(tmp_path, monkeypatch) -> Path:
     for name, run in presets.PRESETS.items():
         fewer = {} if hasattr(run.model, "entering") else {"model": toy.narrow(run.model)}
         fewer |= {"buckets": 1} if hasattr(run, "buckets") else {}
-        fewer |= {"sample_every": 0} if hasattr(run, "sample_every") else {}
         monkeypatch.setitem(presets.PRESETS, name, dataclasses.replace(run, warmup=1, decay=1, **fewer))
     return tmp_path
 
