@@ -24,13 +24,11 @@ import torch_writer  # noqa: E402
 from cspd_jax.converters.torch_file import LazyTensor, open_checkpoint  # noqa: E402
 
 ARRAYS = re.compile(
-    r"vae/image|vae/enc/(patchify|layer\d+|enc|quant|mu|kappa|beta_draw|tangent_noise|sample|kl)"
-    r"|vae/dec/(conv_in|layer\d+|image)|vae/freqs_cis|net/latents|gen/cfg1_n[56]/(latents|image|image_u8)"
+    r"vae/image|vae/enc/(quant|mu|kappa|beta_draw|tangent_noise|sample|kl)|vae/dec/image|net/latents"
+    r"|gen/cfg1_n5/(latents|image_u8)"
 )
 OF_BACKBONE = re.compile(
-    r"net/(latents|labels)|net/(cond|uncond)/(z|k_cache|v_cache)|head/(x|t|z|z_uncond|t_freq|t_emb|v|v_cfg3.0)"
-    r"|sched/.*|sde/(z|z_uncond)|sde/cfg(1|2\.5)_n(5|10)/(init_noise|step_noise|x|v|token)"
-    r"|gen/[^/]*/(labels|settings|latents|image|pos\d+/(init_noise|step_noise))"
+    r"gen/[^/]*/(labels|settings|latents|pos\d+/(init_noise|step_noise))"
     r"|train/(latents|labels|t_normal|noise|loss|grad/.*)"
 )
 KEYS = ("sphere_b", "sphere_l", "sphere_h", "sphere_vae")
