@@ -16,10 +16,10 @@ import numpy as np
 V, D, L, H, KV, M = 264, 32, 2, 4, 2, 64  # ids, width, layers, heads, key-value heads, width of the MLP
 SPECIAL = ("<|start|>", "<|end|>")
 MERGES = ("h e", "l l", "he ll", "hell o")
-QWEN2 = hf_folder.edited(
-    hf_folder.QWEN2, vocab_size=V, hidden_size=D, intermediate_size=M, rms_norm_eps=2.0**-20,
-    bos_token_id=260, eos_token_id=261,
-)  # fmt: skip
+QWEN2 = hf_folder.QWEN2 | {
+    "vocab_size": V, "hidden_size": D, "intermediate_size": M, "rms_norm_eps": 2.0**-20,
+    "bos_token_id": 260, "eos_token_id": 261,
+}  # fmt: skip
 LLAMA = {
     **QWEN2, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0,
     "tie_word_embeddings": False,

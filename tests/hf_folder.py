@@ -74,8 +74,3 @@ def write(path: Path, config: dict, weights: dict | None = None, files: int = 1,
     if files > 1:
         (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     return path
-
-
-def edited(config, **changes):
-    """A configuration with other values; "absent" takes a key away."""
-    return {key: value for key, value in {**config, **changes}.items() if value != "absent"}

@@ -7,7 +7,7 @@ import dataclasses
 import chex
 import jax
 import pytest
-from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, QWEN2, V, edited, tensors, write
+from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, QWEN2, V, tensors, write
 
 from cspd_jax.converters import lm as converter
 from cspd_jax.converters.hf import Values
@@ -41,7 +41,7 @@ def test_older_and_newer_configurations(tmp_path, config):
 def test_masked_diffusion_models(tmp_path):
     """What LLaDA's configuration may leave out, and what Dream is beside Qwen2."""
     whole = make_config(open_source(write(tmp_path / "llada", LLADA)))
-    left_out = edited(LLADA, n_kv_heads=None, mlp_hidden_size=None, mlp_ratio=1.5, embedding_size=None)
+    left_out = LLADA | {"n_kv_heads": None, "mlp_hidden_size": None, "mlp_ratio": 1.5, "embedding_size": None}
     assert make_config(open_source(write(tmp_path / "short", left_out, tensors(LLADA)))) == whole
     assert (whole.causal, whole.mask_ids, whole.eos_ids) == (False, (9,), (3,))
     dream, qwen2 = (make_config(open_source(write(tmp_path / c["model_type"], c))) for c in (DREAM, QWEN2))

@@ -145,7 +145,7 @@ def questions(path: Path) -> None:
     path.write_text("\n".join((ROOT / path.relative_to(Path.cwd())).read_text().splitlines()[:18]))
 
 
-LLAMA = language_model(hf_folder.edited(hf_folder.LLAMA, max_position_embeddings=256))
+LLAMA = language_model(hf_folder.LLAMA | {"max_position_embeddings": 256})
 TRAINED = hub.shipped_folder("masked-default")  # as random as the others it would never draft the next move
 INCEPTION = "pt_inception-2015-12-05-6726825d.pth"
 GIVEN = {
