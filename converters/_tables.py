@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cspd_jax.check import UserError
 
@@ -78,15 +79,7 @@ class Entry:
 
 def entries(table: Table, tree: Mapping) -> list[Entry]:
     """Returns every parameter of an abstract Flax tree (leaves with a `shape`) with its checkpoint name."""
-    return [_entry(table, path, tuple(leaf.shape)) for path, leaf in _flatten(tree)]
-
-
-def _flatten(tree: Mapping, prefix: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, (*prefix, key))
-        else:
-            yield (*prefix, key), value
+    return [_entry(table, path, tuple(leaf.shape)) for path, leaf in flatten_dict(tree).items()]
 
 
 def _entry(table: Table, path: tuple[str, ...], shape: Shape) -> Entry:
@@ -126,6 +119,19 @@ class Shapes(dict[str, Shape]):
         return tuple(sorted({int(m[1]) for m in map(re.compile(pattern).match, self) if m}))
 
 
+def check_shapes(have: Mapping[str, Shape], need: Mapping[str, Shape]) -> None:
+    """Raises UserError, which names what is missing, unknown or misshapen, unless the shapes are equal."""
+    wrong = {name: shape for name, shape in need.items() if tuple(have.get(name, shape)) != tuple(shape)}
+    problems = {
+        "missing": [name for name in need if name not in have],
+        "unknown": [name for name in have if name not in need],
+        "misshapen": [f"{n} is {list(have[n])} instead of {list(shape)}" for n, shape in wrong.items()],
+    }
+    if any(problems.values()):
+        told = "; ".join(_list(what, names) for what, names in problems.items() if names)
+        raise UserError(f"the tensors do not fit the network: {told}")
+
+
 class Format:
     """How the checkpoints of one kind are laid out.
 
@@ -146,18 +152,9 @@ class Format:
         return {name: value for name, value in named.items() if not self.ignored.fullmatch(name)}
 
     def plan(self, config: Any, shapes: Mapping[str, Shape]) -> list[Entry]:
-        """Says which tensor goes where; UserError names all that are missing, unknown or misshapen."""
-        wanted, have = self.wanted(config), self.parameters(shapes)
-        need = {entry.name: entry.source_shape for entry in wanted}
-        wrong = {name: shape for name, shape in need.items() if tuple(have.get(name, shape)) != shape}
-        problems = {
-            "missing": [name for name in need if name not in have],
-            "unknown": [name for name in have if name not in need],
-            "misshapen": [f"{n} is {list(have[n])} instead of {list(shape)}" for n, shape in wrong.items()],
-        }
-        if any(problems.values()):
-            told = "; ".join(_list(what, names) for what, names in problems.items() if names)
-            raise UserError(f"the tensors do not fit the network: {told}")
+        """Says which tensor goes where; UserError as in `check_shapes`."""
+        wanted = self.wanted(config)
+        check_shapes(self.parameters(shapes), {entry.name: entry.source_shape for entry in wanted})
         return wanted
 
     def check(self, config: Any, tensors: Mapping[str, Tensor]) -> list[Entry]:
@@ -176,14 +173,11 @@ class Format:
 
         put: takes each path and array, and returns what becomes of it: one tensor at a time is in memory.
         """
-        tree: dict = {}
+        found = {}
         for entry in self.check(config, tensors):
-            node = tree
-            for key in entry.path[:-1]:
-                node = node.setdefault(key, {})
             array = _read(entry, tensors[entry.name], dtype)
-            node[entry.path[-1]] = array if put is None else put(entry.path, array)
-        return tree
+            found[entry.path] = array if put is None else put(entry.path, array)
+        return unflatten_dict(found)
 
 
 def _read(entry: Entry, tensor: Tensor, dtype: Any) -> np.ndarray:

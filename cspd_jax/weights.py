@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 
 from cspd_jax._utils.files import check_new_folder, read_object, written_beside
 from cspd_jax.check import UserError, naming, shown
+from cspd_jax.converters._tables import check_shapes
 from cspd_jax.networks import autoencoder, eagle, inception, lm, sphere_vae
 from cspd_jax.networks.config import FluxConfig, KLConfig, SphereVAEConfig
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig
@@ -34,7 +35,6 @@ from cspd_jax.parallel import sharding
 
 FORMAT_VERSION = 1
 FILE = "params.safetensors"
-_LISTED = 5
 
 
 class Kind(NamedTuple):
@@ -93,7 +93,7 @@ def save(
     """
     check_new_folder(path)
     leaves = {name: np.asarray(leaf, order="C") for name, leaf in flatten_dict(params, sep="/").items()}
-    _check_names_and_shapes(leaves, _kind(kind, path).abstract_params(config), path)
+    _check_shapes(leaves, _kind(kind, path).abstract_params(config), path)
     for name, leaf in leaves.items():
         _check_finite(leaf, name, path)
     dtypes = {leaf.dtype.name for leaf in leaves.values()}
@@ -126,7 +126,7 @@ def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -
     description = read_description(path)
     config, kind = description.pop("config"), description.pop("kind")
     stored = _stored(Path(path))
-    _check_names_and_shapes(stored, _kind(kind, path).abstract_params(config), path)
+    _check_shapes(stored, _kind(kind, path).abstract_params(config), path)
 
     def read(name: str, array: _Stored) -> jax.Array:
         def part(index: Any) -> np.ndarray:
@@ -222,22 +222,11 @@ def _zarr_array(folder: Path) -> _Stored:
     return _Stored(tuple(array.shape), lambda index: array[index].read().result())
 
 
-def _check_names_and_shapes(found: Mapping[str, Any], abstract: Mapping, where: str | os.PathLike) -> None:
+def _check_shapes(found: Mapping[str, Any], abstract: Mapping, where: str | os.PathLike) -> None:
     """Raises UserError unless the arrays by name are those of the network."""
-    have = {name: tuple(array.shape) for name, array in found.items()}
-    want = {name: tuple(leaf.shape) for name, leaf in flatten_dict(abstract, sep="/").items()}
-    problems = [f"missing {name}" for name in want if name not in have]
-    problems += [f"unknown {name}" for name in have if name not in want]
-    problems += [
-        f"{name} is {list(shape)} instead of {list(want[name])}"
-        for name, shape in have.items()
-        if want.get(name, shape) != shape
-    ]
-    if problems:
-        more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        raise UserError(
-            f"{where}: the parameters do not fit the network: {'; '.join(problems[:_LISTED])}{more}"
-        )
+    shapes_of = lambda arrays: {name: tuple(array.shape) for name, array in arrays.items()}
+    with naming(where):
+        check_shapes(shapes_of(found), shapes_of(flatten_dict(abstract, sep="/")))
 
 
 def _check_finite(values: np.ndarray, name: str, where: str | os.PathLike) -> None:

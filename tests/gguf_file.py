@@ -9,27 +9,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import hf_folder
 import numpy as np
 
 V, D, L, H, KV, M = 264, 32, 2, 4, 2, 64  # ids, width, layers, heads, key-value heads, width of the MLP
 SPECIAL = ("<|start|>", "<|end|>")
 MERGES = ("h e", "l l", "he ll", "hell o")
-QWEN2 = hf_folder.edited(
-    hf_folder.QWEN2, vocab_size=V, hidden_size=D, intermediate_size=M, rms_norm_eps=2.0**-20,
-    bos_token_id=260, eos_token_id=261,
-)  # fmt: skip
+QWEN2 = hf_folder.QWEN2 | {
+    "vocab_size": V, "hidden_size": D, "intermediate_size": M, "rms_norm_eps": 2.0**-20,
+    "bos_token_id": 260, "eos_token_id": 261,
+}  # fmt: skip
 LLAMA = {
     **QWEN2, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0,
     "tie_word_embeddings": False,
 }  # fmt: skip
 QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-_NAMES = {
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
 
 
 def weights(config: dict) -> dict[str, np.ndarray]:
@@ -37,16 +32,6 @@ def weights(config: dict) -> dict[str, np.ndarray]:
     return {
         name: array.astype(np.float16).astype(np.float32) for name, array in hf_folder.tensors(config).items()
     }
-
-
-def name_of(name: str) -> str:
-    """The format's name of a tensor."""
-    top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    module, _, leaf = name.rpartition(".")
-    if module in top:
-        return f"{top[module]}.{leaf}"
-    _, _, number, rest = module.split(".", 3)
-    return f"blk.{number}.{_NAMES[rest]}.{leaf}"
 
 
 def ordered(config: dict, name: str, array: np.ndarray) -> np.ndarray:
@@ -87,35 +72,24 @@ def metadata(config: dict) -> dict[str, Any]:
 def write(
     path: Path, config: dict, tensors: dict[str, np.ndarray], storage: str = "F32", **changes: Any
 ) -> Path:
-    """A file with these tensors, the matrices stored as said.
-
-    changes: metadata entries to replace or, where None, to leave out; tensors to add, as arrays.
-    """
-    import gguf
-
-    kind = gguf.GGMLQuantizationType[storage]
-    said = metadata(config) | changes
-    writer = gguf.GGUFWriter(path, said.pop("general.architecture", config["model_type"]))
-    for key, value in said.items():
+    """A file with these tensors, the matrices stored as said; changes: metadata entries or tensors to add."""
+    kind, family = gguf.GGMLQuantizationType[storage], config["model_type"]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], L)
+    writer = gguf.GGUFWriter(path, family)
+    for key, value in (metadata(config) | changes).items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(key, value)
-        elif value is not None:
-            _add(writer, key, value)
-    for name, array in tensors.items():
-        array = ordered(config, name, array)
-        if array.ndim == 1 or storage == "F32":
-            writer.add_tensor(name_of(name), array)
-        elif storage == "F16":
-            writer.add_tensor(name_of(name), array.astype(np.float16))
         else:
-            writer.add_tensor(name_of(name), gguf.quants.quantize(array, kind), raw_dtype=kind)
+            kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+            getattr(writer, f"add_{kinds[type(value)]}")(key, value)
+    for name, array in tensors.items():
+        array, name = ordered(config, name, array), names.get_name(name, (".weight", ".bias"))
+        if array.ndim == 1:
+            writer.add_tensor(name, array)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _add(writer, key: str, value: Any) -> None:
-    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
-    getattr(writer, f"add_{kinds[type(value)]}")(key, value)

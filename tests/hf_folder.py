@@ -1,4 +1,4 @@
-"""Tiny random model folders in the Hugging Face format, written from the published names and shapes."""
+"""Tiny random model folders in the Hugging Face format."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
+
+from cspd_jax.converters import lm
+from cspd_jax.converters.hf import Values
+from cspd_jax.networks.lm_config import LMConfig
 
 V, D, L, H, KV, M = 40, 16, 2, 4, 2, 24  # ids, width, layers, heads, key-value heads, width of the MLP
 
@@ -47,52 +51,12 @@ CONFIGS = {"gpt_neox": NEOX, "llama": LLAMA, "qwen2": QWEN2}
 
 
 def tensors(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random float32 tensors under the family's published names."""
-    rng = np.random.default_rng(seed)
-    shapes = {"gpt_neox": _neox, "llada": _llada}.get(config["model_type"], lambda: _llama(config))()
+    """Random float32 tensors under the family's names, which recorded models vouch for."""
+    rng, family = np.random.default_rng(seed), config["model_type"]
+    fields = lm.FAMILIES[family].fields(Values(config))
+    wanted = lm.FORMAT.wanted(LMConfig(family=family, known_ids=1, **fields))
+    shapes = {entry.name: entry.source_shape for entry in wanted}
     return {name: 0.2 * rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-
-
-def _neox() -> dict[str, tuple[int, ...]]:
-    shapes = {"gpt_neox.embed_in.weight": (V, D), "embed_out.weight": (V, D)}
-    linear = {"attention.query_key_value": (3 * D, D), "attention.dense": (D, D)}
-    linear |= {"mlp.dense_h_to_4h": (M, D), "mlp.dense_4h_to_h": (D, M)}
-    for i in range(L):
-        at = f"gpt_neox.layers.{i}."
-        for name, shape in linear.items():
-            shapes |= {f"{at}{name}.weight": shape, f"{at}{name}.bias": shape[:1]}
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            shapes |= {f"{at}{name}.weight": (D,), f"{at}{name}.bias": (D,)}
-    return shapes | {"gpt_neox.final_layer_norm.weight": (D,), "gpt_neox.final_layer_norm.bias": (D,)}
-
-
-def _llama(config: dict) -> dict[str, tuple[int, ...]]:
-    width, mlp, heads = (config[n] for n in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    narrow, kind = width * config["num_key_value_heads"] // heads, config["model_type"]
-    outer = (config["vocab_size"], width)
-    shapes = {"model.embed_tokens.weight": outer, "model.norm.weight": (width,)}
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = outer
-    for i in range(config["num_hidden_layers"]):
-        at = f"model.layers.{i}."
-        for name, rows in {"q": width, "k": narrow, "v": narrow, "o": width}.items():
-            shapes[f"{at}self_attn.{name}_proj.weight"] = (rows, width)
-            if config.get("attention_bias") or (kind in ("qwen2", "Dream") and name != "o"):
-                shapes[f"{at}self_attn.{name}_proj.bias"] = (rows,)
-        if kind == "qwen3":
-            shapes |= {f"{at}self_attn.{letter}_norm.weight": (width // heads,) for letter in "qk"}
-        shapes |= {f"{at}mlp.{name}_proj.weight": (mlp, width) for name in ("gate", "up")}
-        shapes |= {f"{at}mlp.down_proj.weight": (width, mlp)}
-        shapes |= {f"{at}{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
-    return shapes
-
-
-def _llada() -> dict[str, tuple[int, ...]]:
-    at = "model.transformer."
-    shapes = {f"{at}wte.weight": (V, D), f"{at}ln_f.weight": (D,), f"{at}ff_out.weight": (V, D)}
-    linear = dict.fromkeys(("q_proj", "k_proj", "v_proj", "attn_out"), (D, D))
-    linear |= {"ff_proj": (M, D), "up_proj": (M, D), "ff_out": (D, M), "attn_norm": (D,), "ff_norm": (D,)}
-    return shapes | {f"{at}blocks.{i}.{n}.weight": s for i in range(L) for n, s in linear.items()}
 
 
 def write(path: Path, config: dict, weights: dict | None = None, files: int = 1, others: dict | None = None):
@@ -102,26 +66,11 @@ def write(path: Path, config: dict, weights: dict | None = None, files: int = 1,
     for name, content in (others or {}).items():
         (path / name).write_text(json.dumps(content))
     weights = tensors(config) if weights is None else weights
-    if files == 1:
-        save_file(weights, path / "model.safetensors")
-        return path
     names, where = list(weights), {}
     for n in range(files):
-        file = f"model-{n + 1:05}-of-{files:05}.safetensors"
-        part = names[n::files]
-        save_file({name: weights[name] for name in part}, path / file)
-        where |= dict.fromkeys(part, file)
-    index = {"metadata": {}, "weight_map": where}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+        file = f"model-{n + 1:05}-of-{files:05}.safetensors" if files > 1 else "model.safetensors"
+        save_file({name: weights[name] for name in names[n::files]}, path / file)
+        where |= dict.fromkeys(names[n::files], file)
+    if files > 1:
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     return path
-
-
-TOKENIZER = {
-    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}},
-    "added_tokens": [{"id": 7, "content": "<e>"}],
-}
-
-
-def edited(config, **changes):
-    """A configuration with other values; "absent" takes a key away."""
-    return {key: value for key, value in {**config, **changes}.items() if value != "absent"}

@@ -19,7 +19,6 @@ from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
 from cspd_jax.image import released
 from cspd_jax.image.options import Options
-from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.image.released import RunnerOptions
 from cspd_jax.image.rounds import Draft
@@ -95,34 +94,6 @@ def run_settings(r: Runner, run: str) -> tuple[Options, RunnerOptions]:
     return options, RunnerOptions(int(gamma), prefill, inner)
 
 
-def calls_of(steps: tuple[released.ScheduledStep, ...], cfg: float, cfg_schedule: str) -> list[tuple]:
-    """All calls in order: model (0 target, 1 draft), known tokens, predicted tokens, guidance scale."""
-    scales = np.asarray(guidance_scale(tuple(step.group for step in steps), cfg, cfg_schedule))
-    found = []
-    for step, scale in zip(steps, scales):
-        found.append((int(step.drafted), step.group.start, step.group.size, scale))
-        if step.block:
-            found.append((0, *step.block, scale))
-    return found
-
-
-def runner_calls(r: Runner, run: str) -> Iterator[Case]:
-    options, runner = run_settings(r, run)
-    length = r.target(run).config.seq_len
-    order = r[f"{run}/orders"][..., ::-1]  # MAR masks from the front
-    steps = released.schedule(length, options.num_iter, runner)
-    models, known, sizes, scales = zip(*calls_of(steps, options.cfg, options.cfg_schedule))
-    masks = np.ones((len(known), *order.shape), np.float32)
-    for mask, count in zip(masks, known):
-        np.put_along_axis(mask, order[:, :count], 0, axis=1)
-    something = r[f"{run}/call_npred"] > 0  # with num_iter > L some calls are for nothing
-    recorded = {key: r[f"{run}/call_{key}"][something] for key in ("model", "mask", "npred", "cfg")}
-    yield f"{run}/models", mismatch(models, recorded["model"]), 0.0
-    yield f"{run}/masks", mismatch(masks, recorded["mask"]), 0.0
-    yield f"{run}/predicted", mismatch(np.array(sizes) * len(order), recorded["npred"]), 0.0
-    yield f"{run}/guidance", mismatch(scales, recorded["cfg"]), 1e-6
-
-
 def recorded_ends(r: Runner, at: str, rows: int) -> tuple[released.ChainEnd, released.ChainEnd]:
     """The recorded ends of target and draft, as a batch of one with `rows` tokens: [1, rows, d]."""
 
@@ -137,56 +108,32 @@ def recorded_ends(r: Runner, at: str, rows: int) -> tuple[released.ChainEnd, rel
 
 @functools.partial(jax.jit, static_argnames="max_tries")
 def _judged(p, q, real, inner, u, normals, uniforms, max_tries):
-    """The test and the proposals on given ends and numbers; log ratio, log F and log alpha as well."""
-    ratio = released.log_acceptance_ratio(p, q, inner)
-    accepted = real & (jnp.log(u) < ratio)
+    """The test and the proposals on given ends and numbers."""
+    accepted = real & (jnp.log(u) < released.log_acceptance_ratio(p, q, inner))
     draw = lambda k: (normals[k], uniforms[k])
     found = released.propose(p, q, real, accepted, draw, max_resamples=max_tries, together=True)
-    alpha = released.log_take(p, q, p.last.mean + jnp.exp(0.5 * p.last.log_var) * normals)
-    out = jnp.where(accepted[..., None], q.last.mean, found.value)
-    return ratio, released.log_path_factor(p, q), alpha, accepted, found.tries, out
+    return accepted, found.tries, jnp.where(accepted[..., None], q.last.mean, found.value)
 
 
-def acceptance(r: Runner, at: str, inner: float, max_tries: int = 100) -> Iterator[Case]:
-    """The test and the proposals alone, on recorded ends and numbers, under the prefix `at`."""
-    theirs = {key: r[at + key] for key in ("ratio", "fixed_term", "uniform", "accepted", "out")}
-    count, dim = theirs["out"].shape
-    rows = -(-count // 32) * 32  # fewer shapes to compile
-    tries = len(r[at + "resample_normal"]) if at + "resample_normal" in r.arrays.files else 0
-    normals, uniforms = np.zeros((max_tries, 1, rows, dim)), np.zeros((max_tries, 1, rows))
-    if tries:
-        normals[:tries, 0, :count], uniforms[:tries, 0, :count] = (
-            r[at + "resample_normal"],
-            r[at + "resample_uniform"],
-        )
-    u = np.pad(theirs["uniform"], (0, rows - count))[None]
-    ends, real = recorded_ends(r, at, rows), np.arange(rows)[None] < count
-    ratio, factor, alpha, accepted, spent, out = jax.tree.map(
-        np.asarray, _judged(*ends, real, inner, u, *map(np.float32, (normals, uniforms)), max_tries)
-    )
-    ratio, factor, accepted, out = (a[0, :count] for a in (ratio, factor, accepted, out))
-    # The reference divides products of float32 numbers, which lose their digits where they are subnormal.
-    products = np.prod(r[at + "target_std"].astype(float), axis=1)
-    usual = np.minimum(products, theirs["ratio"] * products) > np.finfo(np.float32).tiny
-    log_theirs = np.log(theirs["ratio"][usual])
-    yield at + "ratio", difference(ratio[usual], log_theirs), 1e-4
-    yield at + "factor", difference(factor, np.log(theirs["fixed_term"])), 1e-4
-    yield at + "accepted", float((accepted != theirs["accepted"]).sum()), 0.0
-    yield at + "tries", abs(int(spent) - tries), 0.0
-    yield at + "out", difference(out, theirs["out"]), 1e-5
-    if at + "resample_alpha" in r.arrays.files:
-        yield at + "alpha", difference(np.exp(alpha[:tries, 0, :count]), r[at + "resample_alpha"]), 5e-4
-
-
-def runner_acceptance(r: Runner, run: str) -> Iterator[Case]:
-    inner = float(r[f"{run}/settings"][6])
-    for at in r.blocks(run):
-        yield from acceptance(r, at, inner)
-
-
-def runner_units(r: Runner) -> Iterator[Case]:
-    for case in r.under("unit/"):
-        yield from acceptance(r, f"unit/{case}/", float(r[f"unit/{case}/inner"]))
+def runner_units(r: Runner, max_tries: int = 100) -> Iterator[Case]:
+    """The test and the proposals alone, on recorded ends and numbers."""
+    for at in [f"unit/{case}/" for case in r.under("unit/")]:
+        count, dim = r[at + "out"].shape
+        rows = -(-count // 32) * 32  # fewer shapes to compile
+        normals = np.zeros((max_tries, 1, rows, dim), np.float32)
+        uniforms = np.zeros((max_tries, 1, rows), np.float32)
+        tries = 0
+        if at + "resample_normal" in r.arrays.files:
+            tries = len(r[at + "resample_normal"])
+            normals[:tries, 0, :count] = r[at + "resample_normal"]
+            uniforms[:tries, 0, :count] = r[at + "resample_uniform"]
+        u, real = np.pad(r[at + "uniform"], (0, rows - count))[None], np.arange(rows)[None] < count
+        inner = float(r[at + "inner"])
+        judged = _judged(*recorded_ends(r, at, rows), real, inner, u, normals, uniforms, max_tries)
+        accepted, spent, out = map(np.asarray, judged)
+        yield at + "accepted", float((accepted[0, :count] != r[at + "accepted"]).sum()), 0.0
+        yield at + "tries", abs(int(spent) - tries), 0.0
+        yield at + "out", difference(out[0, :count], r[at + "out"]), 1e-5
 
 
 def run_draws(r: Runner, run: str, max_tries: int) -> released.RecordedDraws:
@@ -242,13 +189,7 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
     yield f"{run}/latents", difference(ours, latents), bound
 
 
-def _every_run(check):
-    return lambda r: (case for run in r.runs for case in check(r, run))
-
-
 RUNNER_GROUPS = {
-    "calls": _every_run(runner_calls),
-    "acceptance in the runs": _every_run(runner_acceptance),
     "acceptance alone": runner_units,
-    "speculative generations": _every_run(runner_generation),
+    "speculative generations": lambda r: (case for run in r.runs for case in runner_generation(r, run)),
 }

@@ -1,9 +1,11 @@
 """A tiny training run in a process of its own: `python tests/training_run.py OUT`."""
 
+import dataclasses
 import pathlib
 import sys
 
-from cspd_jax.networks.config import MARConfig
+import tiny
+
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.data.digits import Digits
 from cspd_jax.training.image import mar
@@ -11,23 +13,7 @@ from cspd_jax.training.recipes import init_state
 from cspd_jax.training.run import run
 
 TINY = TrainConfig(
-    model=MARConfig(
-        seq_len=4,
-        token_dim=16,
-        num_classes=10,
-        buffer_size=2,
-        encoder_width=16,
-        encoder_depth=1,
-        encoder_heads=2,
-        decoder_width=16,
-        decoder_depth=1,
-        decoder_heads=2,
-        head_depth=1,
-        head_width=16,
-        respacing="ddim10",
-        patch_size=4,
-        vae_stride=1,
-    ),
+    model=dataclasses.replace(tiny.PIXELS, seq_len=4, num_classes=10),
     data=Digits(8),
     steps=40,
     batch=8,

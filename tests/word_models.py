@@ -17,10 +17,10 @@ TEMPLATE = (
 )
 
 
-def tokenizer(around=""):
+def tokenizer(around="", ids=IDS):
     """around: what it puts around each text $A, such as "w1 $A"."""
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(IDS)}, "w0"))
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(ids)}, "w0"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     if around:
         special = [("w1", 1), ("w2", 2)]

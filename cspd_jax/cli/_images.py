@@ -66,8 +66,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to sample")
     how.add_argument(
         "--method",
-        choices=("plain", "draft", "cspd", "self"),  # cspd is draft's old name
-        metavar="{plain,draft,self}",
+        choices=("plain", "draft", "self"),
         help="plain: one AR step at a time; draft: a smaller model drafts several; self: the"
         " target drafts them itself",
     )
@@ -138,7 +137,7 @@ def request_of(args: argparse.Namespace, model: ImageModel, vae: VAE | None, tur
 
 def _method_of(args: argparse.Namespace, model: ImageModel) -> image.Method:
     """Returns the method that the flags stand for, with its draft model loaded."""
-    name = {"cspd": "draft", None: "draft" if args.draft else "plain"}.get(args.method, args.method)
+    name = args.method or ("draft" if args.draft else "plain")
     if (name == "draft") != bool(args.draft) or (args.criterion and name != "draft"):
         raise UserError("--method draft, --draft MODEL and --criterion go together, and with no other method")
     if name != "draft":

@@ -1,7 +1,7 @@
 """Trains a model in the folder OUT.
 
-There are checkpoints/, metrics.jsonl and, of image models, pictures/ while it runs, and at the end model/, a
-checkpoint folder of the averaged weights. The same command goes on with a run that was stopped.
+There are checkpoints/ and metrics.jsonl while it runs, and at the end model/, a checkpoint folder of the
+averaged weights. The same command goes on with a run that was stopped.
 """
 
 from __future__ import annotations

@@ -66,11 +66,9 @@ class ImageTrainConfig(RunConfig):
     head.
 
     copies: noise levels per token and step, MAR's diffusion batch multiplier; for a flow head its times.
-    sample_every: steps between pictures; 0 makes none.
     """
 
     copies: int = 4
-    sample_every: int = 1000
 
 
 @dataclasses.dataclass(frozen=True)

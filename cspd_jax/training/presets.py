@@ -75,7 +75,6 @@ _GLYPHS = TrainConfig(
     warmup=300,
     decay=6_000,
     copies=2,
-    sample_every=3_000,
     # In MAR's training at most 30 % of the tokens are known; a small model does not extrapolate to fuller
     # contexts.
     least_mask_ratio=0.02,
@@ -112,7 +111,6 @@ _WORDS = _but(
     hint=0.5,
     settle=1_500,
     on_grid=True,
-    sample_every=2_000,
 )
 _WORDS_DRAFT = _but(_WORDS, model=_but(_SMALLER, **_OF_WORDS, encoder_depth=1))
 
@@ -141,7 +139,6 @@ IMAGE_PRESETS: dict[str, ImageTrainConfig] = {
         data=Words(),
         steps=6_000,
         decay=4_800,
-        sample_every=2_000,
     ),
     "digits": _but(
         _GLYPHS_DRAFT,
@@ -150,7 +147,6 @@ IMAGE_PRESETS: dict[str, ImageTrainConfig] = {
         steps=6_000,
         batch=64,
         copies=4,
-        sample_every=1_000,
     ),
     "mar-base": TrainConfig(
         model=MAR_PRESETS["mar-base"],
@@ -162,7 +158,6 @@ IMAGE_PRESETS: dict[str, ImageTrainConfig] = {
         ema=0.9999,
         dtype="bfloat16",
         checkpoint_every=2_000,
-        sample_every=10_000,
     ),
 }
 
@@ -262,7 +257,7 @@ def of_folder(root: str) -> TrainConfig:
     sizes = {"seq_len": grid**2, "token_dim": patch**2 * channels, "patch_size": patch}
     data = Folder(root, grid * patch, channels, held_out=min(20, max(2, len(files) // 2)))
     model = _but(_SMALL, **sizes, num_classes=len(names))
-    return _but(_GLYPHS, model=model, data=data, sample_every=1_000)
+    return _but(_GLYPHS, model=model, data=data)
 
 
 def draft_of(target: MARConfig, data: Any) -> TrainConfig:

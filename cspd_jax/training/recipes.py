@@ -29,7 +29,6 @@ from cspd_jax.training.data.prompts import prompt_ids, read_lines
 from cspd_jax.training.data.source import Source, shuffled
 from cspd_jax.training.data.text import CORPUS
 from cspd_jax.training.image import distillation, flow, mar
-from cspd_jax.training.image.pictures import pictures
 from cspd_jax.training.run import Learning, begin
 from cspd_jax.training.state import INIT, TrainState, first_state, run_key
 from cspd_jax.training.text import objective, rows, states
@@ -55,11 +54,10 @@ def train(
     first = begun_with(config, init)
     begin(out, config, command="train", init=init, vae=vae, minutes=minutes)
     source = config.data if vae is None else Latents(config.data, hub.load(vae, of=VAE))
-    learn, on_sample = functools.partial(from_data, source=source), None
     if isinstance(config, ImageTrainConfig):
         check_fit(config, source)
-        on_sample = pictures(config, out / "pictures") if vae is None else None
-    config, state = runs.run(config, out, first, learn, mesh, on_sample, minutes)
+    learn = functools.partial(from_data, source=source)
+    config, state = runs.run(config, out, first, learn, mesh, minutes)
     is_text = isinstance(config, TextTrainConfig)
     report = objective.measure(config.data, LM(config.model), state.ema) if is_text else {}
     return finished(out, config, state.ema, report, "train")
@@ -82,7 +80,7 @@ def distill(
     origin: whether a language model learns on rows of the "data", on so many `samples` of the "target", or
         "both".
     """
-    data, is_text, own, on_sample = config.data, isinstance(config, TextTrainConfig), None, None
+    data, is_text, own = config.data, isinstance(config, TextTrainConfig), None
     if not is_text and (not isinstance(config, TrainConfig) or origin != "data"):
         raise UserError(
             "an image model is distilled on data: leave out --from; a draft of a causal one is trained on the"
@@ -95,7 +93,6 @@ def distill(
     begin(out, config, command="distill", target=target, **told)
     if not is_text:
         check_fit(config, data)
-        on_sample = pictures(config, out / "pictures")
     elif origin != "data":
         own = rows.continuations(pair, data, samples, out / "samples.npz", config.seed)
     mesh = mesh or runs.all_devices()
@@ -107,7 +104,7 @@ def distill(
         then = then if own is None else on_rows(config, then, own, origin == "both")
         return data_first(config, from_data(config, data), then) if init is None else then
 
-    config, state = runs.run(config, out, first, learn, mesh, on_sample, minutes)
+    config, state = runs.run(config, out, first, learn, mesh, minutes)
     if is_text:
         found = objective.measure(data, LM(config.model), state.ema, *pair)
     else:
@@ -201,7 +198,7 @@ def distill_head(
     params = states.first_params(config.model, model.params, layers.depth, given, config.seed)
     mesh = mesh or runs.all_devices()
     learn = functools.partial(states.learning, rows=taught, given=replicate(mesh, given))
-    config, state = runs.run(config, out, first_state(config, params), learn, mesh, None, minutes)
+    config, state = runs.run(config, out, first_state(config, params), learn, mesh, minutes)
     params = {**state.ema, "ids": frequent}
     found = states.measure(config, pair, params, questions[::_HELD_OUT_ONE_IN][:_MEASURED])
     report = {**found, **worth(found["acceptance"], state.ema, model.params)}

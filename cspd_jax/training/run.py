@@ -31,7 +31,7 @@ from cspd_jax.training.state import TrainState
 
 Array = jax.Array
 _TIMED = 20  # steps
-_SPARE = 0.95  # share of the time that steps take; the rest is for checkpoints and pictures
+_SPARE = 0.95  # share of the time that steps take; the rest is for checkpoints
 _SECONDS = 30.0  # between two states of the bar where it is no terminal's
 
 
@@ -77,7 +77,6 @@ def run(
     first: TrainState,
     learn: Callable[[Any], Learning],
     mesh: Mesh | None = None,
-    on_sample: Callable[[int, Any], None] | None = None,
     minutes: float | None = None,
 ) -> tuple[Any, TrainState]:
     """Trains in the folder `out`, from its newest checkpoint if there is one; returns the settings and the
@@ -89,7 +88,6 @@ def run(
     learn: settings -> how they are learnt.
     mesh: the devices (default: all). Parameters are cut along its model axis, batches along its data axis.
         It is no part of what defines a run, which can go on with other devices.
-    on_sample: is called with (step, averaged weights) every `config.sample_every` steps.
     minutes: choose as many steps as this takes, and keep the number beside the settings.
     """
     mesh = mesh or all_devices()
@@ -119,10 +117,6 @@ def run(
             log.add(step, loss)
             if step % config.checkpoint_every == 0:
                 save()
-            if on_sample and config.sample_every and step % config.sample_every == 0:
-                ema = jax.tree.map(np.asarray, whole(state.ema))
-                if jax.process_index() == 0:
-                    on_sample(step, ema)
         log.close()
         if step > (manager.latest_step() or 0):
             save()

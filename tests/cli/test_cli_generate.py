@@ -90,7 +90,7 @@ def test_self_beside_plain(run):
     ],
 )
 def test_a_draft_model_and_its_criteria(run, flags, lossless, why):
-    report, err = run("--method", "cspd", "--draft", "{models}/draft", *FAST, *flags)
+    report, err = run("--method", "draft", "--draft", "{models}/draft", *FAST, *flags)
     assert report["lossless"] is lossless and why in report["why"]
     assert lossless or f"lossy: {report['why']}" in err
     assert report["draft"]["name"].endswith("draft") and report["tested"] > 0

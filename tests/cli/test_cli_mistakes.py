@@ -6,11 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny
 import torch_writer
-from PIL import Image
 
 from cspd_jax.__main__ import main
 from cspd_jax.cli import info
@@ -28,43 +26,29 @@ def folder(tmp_path_factory):
     tiny.save_mar(folder / "target")
     tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
     tiny.save_kl16(folder / "vae")
-    for name in ("text.pth", "text.png", "full/x"):
+    for name in ("text.pth", "full/x"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("hello")
     torch_writer.write(folder / "evil.pth", {}, pickle=b"\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R.")
-    np.savez(folder / "other.npz", labels=np.zeros(3))
-    Image.fromarray(np.zeros((16, 16), np.uint8)).save(folder / "black.png")
     return folder
 
 
 @pytest.mark.parametrize(
     "argv, sentence",
     [
-        ((), "required"),
-        ((*GENERATE, "--anneal", "50:5:bogus"), "invalid annealing value: '50:5:bogus'"),
-        ((*GENERATE, "--gtr", "4", "--order", "spread"), "not allowed with argument --gtr"),
         ((*GENERATE, "--labels", "9"), "label 9 is out of range: the model has classes 0 to 4"),
-        ((*GENERATE, "--labels", "ape"), "label 'ape' is neither a number"),
         ((*GENERATE, "--out", "full"), "full exists already"),
         ((*GENERATE, "--out", "/proc/xx"), "/proc/xx cannot be made: /proc is not writable"),
-        ((*GENERATE, "--steps", "ddim300"), "respacing 'ddim300'"),
-        ((*GENERATE, "--window", "0"), "--window and --drafter go with"),
-        ((*GENERATE, "--denoise", "speculative", "--window", "0"), "each must draft at least 1"),
-        ((*GENERATE, "--method", "self", "--gamma", "0"), "gamma is 0"),
         ((*GENERATE, "--method", "self", "--final-noise", "off"), "needs noise in the last denoising step"),
         ((*GENERATE, "--method", "self", "--gtr", "1"), "shortcuts of the plain sampler"),
         ((*GENERATE, "--temperature", "1e38", "--num-iter", "1"), "the model diverged"),
         ((*GENERATE, "--method", "draft"), "--method draft, --draft MODEL and --criterion go together"),
         ((*GENERATE, "--prompt", "red"), "makes images of classes"),
-        ((*GENERATE, "--keep", "border"), "give both"),
         ((*GENERATE, "--image", "nosuch.png", "--keep", "border"), "No such file or directory: "),
-        ((*GENERATE, "--image", "text.png", "--keep", "border"), "cannot identify image file"),
-        ((*GENERATE, "--image", "black.png", "--keep", "all"), "what to keep is 'all'"),
         ((*GENERATE, "--vae", "vae"), "does not fit"),
         ((*DRAFT, "latents"), "tokens of dimension 4, the target tokens of dimension 16"),
         ((*DRAFT, "vae"), "kind kl16"),
         (("generate", "--target", "text-default"), "of kind lm; the model must be of kind mar"),
-        (("generate", "--target", "none"), "none is neither a checkpoint folder nor one of the names"),
         (("text", "--target", "default"), "of kind mar; the language model must be of kind lm"),
         (("text", "--target", "masked-default"), "is a masked-diffusion model; use cspd-jax masked"),
         (("masked", "--target", "text-default"), "is a causal model; use cspd-jax text"),
@@ -76,7 +60,6 @@ def folder(tmp_path_factory):
         (("convert", TINY, "out"), "--heads ENC,DEC"),
         (("info", "full"), "full is not a checkpoint"),
         (("train", "--preset", "nosuch", "--out", "made"), "preset 'nosuch' is unknown"),
-        (("train", "--out", "run", "--data", "here"), "No such file or directory"),
         (("distill", "--out", "run", "--preset", "text-states"), "give --target and --prompts"),
         (("calibrate", "masked-default"), "not a checkpoint folder that can be written to"),
         (("--distributed", "host:1,2", "info", "default"), "is neither auto nor HOST:PORT,I,N"),

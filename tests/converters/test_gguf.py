@@ -8,13 +8,11 @@ import os
 
 import chex
 import hf_folder
-import ml_dtypes
 import numpy as np
 import pytest
 
 from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
-from cspd_jax.converters.gguf import open_gguf
 from cspd_jax.converters.source import check, convert, make_config, open_source
 from cspd_jax.networks.layers import frequencies
 from cspd_jax.tokenizers import FileTokenizer
@@ -49,32 +47,6 @@ def test_the_numbers_of_the_hugging_face_folder(tmp_path, family, storage):
     source = open_source(file)
     assert source.num_params == sum(array.size for array in own.values())
     assert storage in source.dtype and "F32" in source.dtype
-
-
-STORAGES = (
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-)  # fmt: skip
-
-
-def test_every_storage_is_read_row_by_row(tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    rng, raw = np.random.default_rng(0), {}
-    for name in STORAGES:
-        kind = gguf.GGMLQuantizationType[name]
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        # Bytes below 60 are halves of small size wherever the scales lie.
-        raw[name] = rng.integers(0, 60, (3, 512 // block * size), np.uint8)
-        writer.add_tensor(name, raw[name], raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    for name, tensor in open_gguf(tmp_path / "x.gguf").tensors.items():
-        expected = gguf.quants.dequantize(raw[name], gguf.GGMLQuantizationType[name])
-        found = tensor.numpy().astype(np.float32)
-        assert found.shape == tensor.shape == (3, 512) and tensor.stored == name
-        chex.assert_trees_all_equal(found, expected.reshape(3, 512))
-    assert open_gguf(tmp_path / "x.gguf").tensors["BF16"].dtype == ml_dtypes.bfloat16
 
 
 def test_rotary_scaling(tmp_path):

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
-import numpy as np
 import pytest
-from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, QWEN2, TOKENIZER, D, L, M, V, edited, tensors, write
+from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, QWEN2, V, tensors, write
 
 from cspd_jax.converters import lm as converter
 from cspd_jax.converters.hf import Values
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm_config import LMConfig
-
-COMMON = {"vocab_size": V, "known_ids": V, "width": D, "depth": L, "mlp_width": M, "max_positions": 64}
-EXPECTED = {
-    "gpt_neox": LMConfig(
-        family="gpt_neox", **COMMON, heads=2, kv_heads=2, head_dim=8, activation="gelu", gated_mlp=False,
-        norm="layer", norm_eps=1e-5, parallel_residual=True, qkv_bias=True, out_bias=True, mlp_bias=True,
-        rotary_share=0.25, bos_ids=(0,), eos_ids=(0,),
-    ),
-    "llama": LMConfig(
-        family="llama", **COMMON, heads=4, kv_heads=2, head_dim=4, rope_theta=5e5, rope_scaling="llama3",
-        rope_factor=8.0, rope_original_positions=32, bos_ids=(1,), eos_ids=(2, 3),
-    ),
-    "qwen2": LMConfig(
-        family="qwen2", **COMMON, heads=4, kv_heads=2, head_dim=4, norm_eps=1e-6, qkv_bias=True,
-        rope_theta=1e6, tie_embeddings=True, bos_ids=(5,), eos_ids=(6,),
-    ),
-}  # fmt: skip
 
 
 def newer(config):
@@ -43,38 +26,27 @@ def newer(config):
     return {key: value for key, value in config.items() if key not in old} | {"rope_parameters": rope}
 
 
-def read(folder, dtype=np.float32):
-    source = open_source(folder)
-    config = make_config(source)
-    return config, convert(source, config, dtype)
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_configuration(tmp_path, family):
-    """As older and as newer files say it. The values are compared by their logits, in test_lm_parity.py."""
-    config = CONFIGS[family]
-    assert make_config(open_source(write(tmp_path / "old", config))) == EXPECTED[family]
-    found, params = read(write(tmp_path / "new", newer(config), files=3))
-    assert found == EXPECTED[family]
-    leaves = jax.tree.leaves(params)
-    assert all(leaf.dtype == np.float32 and leaf.flags.c_contiguous for leaf in leaves)
-    assert sum(leaf.size for leaf in leaves) == sum(tensor.size for tensor in tensors(config).values())
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_older_and_newer_configurations(tmp_path, config):
+    """Newer ones, of one file of weights, are compared by their logits in test_lm_parity.py."""
+    old, new = (
+        open_source(write(tmp_path / str(files), of, files=files))
+        for of, files in ((config, 3), (newer(config), 1))
+    )
+    found = make_config(old)
+    assert found == make_config(new) and found.bos_ids == (config["bos_token_id"],)
+    chex.assert_trees_all_equal(convert(old, found), convert(new, found))
 
 
 def test_masked_diffusion_models(tmp_path):
-    found, params = read(write(tmp_path / "llada", LLADA))
-    expected = LMConfig(
-        family="llada", **COMMON, heads=4, kv_heads=4, head_dim=4, rope_theta=5e5, causal=False,
-        eos_ids=(3,), mask_ids=(9,),
-    )  # fmt: skip
-    own = tensors(LLADA)
-    assert found == expected
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == sum(t.size for t in own.values())
-    found, _ = read(write(tmp_path / "dream", DREAM, files=2))
+    """What LLaDA's configuration may leave out, and what Dream is beside Qwen2."""
+    whole = make_config(open_source(write(tmp_path / "llada", LLADA)))
+    left_out = LLADA | {"n_kv_heads": None, "mlp_hidden_size": None, "mlp_ratio": 1.5, "embedding_size": None}
+    assert make_config(open_source(write(tmp_path / "short", left_out, tensors(LLADA)))) == whole
+    assert (whole.causal, whole.mask_ids, whole.eos_ids) == (False, (9,), (3,))
+    dream, qwen2 = (make_config(open_source(write(tmp_path / c["model_type"], c))) for c in (DREAM, QWEN2))
     masked = {"family": "Dream", "tie_embeddings": False, "causal": False, "shifted": True, "mask_ids": (8,)}
-    assert found == dataclasses.replace(EXPECTED["qwen2"], **masked)
-    left_out = edited(LLADA, n_kv_heads=None, mlp_hidden_size=None, mlp_ratio=1.5, embedding_size=None)
-    assert make_config(open_source(write(tmp_path / "short", left_out, own))) == expected
+    assert dream == dataclasses.replace(qwen2, **masked)
 
 
 # What config.json says of Pythia-160m, Llama-3.2-1B, Qwen2-0.5B, Qwen3-0.6B, LLaDA-8B and Dream-7B, and the
@@ -110,7 +82,11 @@ def test_published_sizes(family, count):
 
 
 def test_padded_vocabulary_and_end_of_text(tmp_path):
-    others = {"tokenizer.json": TOKENIZER, "generation_config.json": {"eos_token_id": [2, 9, 2]}}
+    pieces = {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}},
+        "added_tokens": [{"id": 7, "content": "<e>"}],
+    }
+    others = {"tokenizer.json": pieces, "generation_config.json": {"eos_token_id": [2, 9, 2]}}
     config = make_config(open_source(write(tmp_path / "x", LLAMA, others=others)))
     assert (config.known_ids, config.vocab_size) == (8, V)
     assert (config.bos_ids, config.eos_ids) == ((1,), (2, 9))

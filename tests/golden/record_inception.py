@@ -1,43 +1,56 @@
-"""Records what PyTorch computes with the FID Inception network at random weights, for tests without it.
+"""Records what pytorch-fid makes of random Inception weights, in float64, for tests without PyTorch.
 
-    python tests/golden/record_inception.py    # writes inception.npz beside itself
+    python tests/golden/record_inception.py    # writes inception.npz beside itself; needs pytorch-fid
 
-The weights and the images are not stored: `tests/inception_reference.py` makes them again from names and a
-seed. Everything is computed in float64 and stored as float32.
+The weights and the images are not stored: `tests/inception_random.py` makes them again from names and a seed.
 """
-
-from __future__ import annotations
 
 import sys
 from pathlib import Path
 
 import numpy as np
+import torch
+from pytorch_fid import inception
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import inception_reference as reference  # noqa: E402
+import inception_random  # noqa: E402
 
 EVERY = 7  # of the pixels of the resized images, in each direction
 
 
-def record() -> dict[str, np.ndarray]:
-    weights, images = reference.weights(), reference.images()
-    found = {}
-    for how in ("tf1", "pytorch-fid"):
-        x = reference.resized(images, how)
-        found[f"{how}/resized"] = x.permute(0, 2, 3, 1).numpy()[:, ::EVERY, ::EVERY]
-        found |= {f"{how}/{name}": value for name, value in reference.outputs(weights, x).items()}
-    wrong = reference.outputs(weights, reference.resized(images, "tf1"), average_counts_padding=True)
-    found["wrong pooling/pool"] = wrong["pool"]
-    kept = ("resized", "pool")
+def as_tensorflow_1(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """Output i is read at i * (size / 299), and beyond the last pixel is the last pixel."""
+    size = x.shape[axis]
+    at = torch.arange(299, dtype=torch.float64) * (size / 299)
+    below = at.floor().long()
+    above = torch.clamp(below + 1, max=size - 1)
+    share = (at - below).reshape([-1 if i == axis else 1 for i in range(4)])
+    return x.index_select(axis, below) * (1 - share) + x.index_select(axis, above) * share
+
+
+def record() -> dict[str, torch.Tensor]:
+    weights = {name: torch.as_tensor(array) for name, array in inception_random.weights().items()}
+    inception.load_state_dict_from_url = lambda *_, **__: weights
+    network, seen = inception.fid_inception_v3().double().eval(), {}
+    for name, layer in (("spatial", network.Mixed_6d.branch1x1), ("pool", network.avgpool)):
+        layer.register_forward_hook(lambda _, given, out, name=name: seen.update({name: out}))
+    x = torch.as_tensor(inception_random.images()).permute(0, 3, 1, 2).double()
+    tf1 = (as_tensorflow_1(as_tensorflow_1(x, 2), 3) - 128) / 128
+    other = 2 * torch.nn.functional.interpolate(x / 255, size=(299, 299), mode="bilinear") - 1
+    logits = network(tf1)
     return {
-        name: value.astype(np.float32)
-        for name, value in found.items()
-        if name.startswith("tf1/") or name.split("/")[1] in kept
+        "resized/tf1": tf1.permute(0, 2, 3, 1)[:, ::EVERY, ::EVERY],
+        "resized/pytorch-fid": other.permute(0, 2, 3, 1)[:, ::EVERY, ::EVERY],
+        "pool": seen["pool"].flatten(1),
+        "spatial": seen["spatial"][:, :7].permute(0, 2, 3, 1).flatten(1),
+        "unbiased": logits - network.fc.bias,
+        "logits": logits,
     }
 
 
 if __name__ == "__main__":
-    np.savez_compressed(HERE / "inception.npz", **record())
-    print(f"inception.npz: {(HERE / 'inception.npz').stat().st_size / 1000:.0f} kB")
+    with torch.no_grad():
+        arrays = {name: value.numpy().astype(np.float32) for name, value in record().items()}
+    np.savez_compressed(HERE / "inception.npz", **arrays)

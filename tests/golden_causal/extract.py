@@ -8,6 +8,7 @@ the others, as they lie in the whole file: their types, and the strides of image
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import sys
@@ -23,13 +24,11 @@ import torch_writer  # noqa: E402
 from cspd_jax.converters.torch_file import LazyTensor, open_checkpoint  # noqa: E402
 
 ARRAYS = re.compile(
-    r"vae/image|vae/enc/(patchify|layer\d+|enc|quant|mu|kappa|beta_draw|tangent_noise|sample|kl)"
-    r"|vae/dec/(conv_in|layer\d+|image)|vae/freqs_cis|net/latents|gen/cfg1_n[56]/(latents|image|image_u8)"
+    r"vae/image|vae/enc/(quant|mu|kappa|beta_draw|tangent_noise|sample|kl)|vae/dec/image|net/latents"
+    r"|gen/cfg1_n5/(latents|image_u8)"
 )
 OF_BACKBONE = re.compile(
-    r"net/(latents|labels)|net/(cond|uncond)/(z|k_cache|v_cache)|head/(x|t|z|z_uncond|t_freq|t_emb|v|v_cfg3.0)"
-    r"|sched/.*|sde/(z|z_uncond)|sde/cfg(1|2\.5)_n(5|10)/(init_noise|step_noise|x|v|token)"
-    r"|gen/[^/]*/(labels|settings|latents|image|pos\d+/(init_noise|step_noise))"
+    r"gen/[^/]*/(labels|settings|latents|pos\d+/(init_noise|step_noise))"
     r"|train/(latents|labels|t_normal|noise|loss|grad/.*)"
 )
 KEYS = ("sphere_b", "sphere_l", "sphere_h", "sphere_vae")
@@ -39,19 +38,13 @@ def as_it_lies(tensor: LazyTensor) -> torch_writer.Tensor:
     flat = np.lib.stride_tricks.as_strided(
         tensor.numpy(), (int(np.prod(tensor.shape)),), (tensor.dtype.itemsize,)
     )
-    return torch_writer.Tensor(torch_writer.storage(flat), tensor.shape, tensor.strides)
+    return torch_writer.Tensor(flat, tensor.shape, tensor.strides)
 
 
 def write(file: str, name: str, whole: dict[str, LazyTensor], of_vae: bool) -> None:
     """A training checkpoint with a part of the weights."""
     state = {key: as_it_lies(value) for key, value in whole.items() if key.startswith("vae.") == of_vae}
-    tree = {
-        name: torch_writer.ordered_dict(state),
-        "optimizer": {},
-        "epochs": 1,
-        "args": torch_writer.namespace(),
-    }
-    torch_writer.write(HERE / f"{file}.pth", tree)
+    torch_writer.write(HERE / f"{file}.pth", {name: state, "args": argparse.Namespace()})
 
 
 def main(folder: Path) -> None:

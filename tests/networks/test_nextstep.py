@@ -17,7 +17,6 @@ from cspd_jax.image.drafters import frozen
 from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import NextStepConfig
-from cspd_jax.networks.lm import Layer, Transformer
 from cspd_jax.networks.lm_config import LMConfig
 
 A = tiny.recorded()
@@ -37,58 +36,14 @@ def close(ours, theirs, bound):
     chex.assert_trees_all_close(ours, theirs, rtol=0, atol=bound)
 
 
-def test_language_model(model):
-    ids, seen = A["lm/input_ids"], A["lm/attention_mask"] > 0
-    places = np.arange(ids.shape[1])
-    visible = jnp.asarray((places <= places[:, None]) & seen[:, None])
-    transformer = Transformer(model.config.lm)
-
-    def forward(module):
-        x = module.embedded(ids)
-        h, _, _ = module.hidden(x, jnp.broadcast_to(places, ids.shape), visible)
-        return x, h, module.logits(h[:, -1])
-
-    def run(params):
-        layers = lambda module, _: isinstance(module, Layer)
-        return transformer.apply(
-            {"params": params}, method=forward, capture_intermediates=layers, mutable=["intermediates"]
-        )
-
-    (x, h, logits), kept = jax.jit(run)(model.params["backbone"]["lm"])
-    inner = [kept["intermediates"][f"layers_{i}"]["__call__"][0][0] for i in range(2)]
-    for ours, theirs in zip((x, *inner, h), A["lm/hidden"], strict=True):
-        close(np.where(seen[:, :, None], ours, 0), theirs, 1e-4)
-    close(logits, A["lm/logits_last"], 1e-4)
-
-
 @pytest.mark.slow
-def test_contexts(model):
-    """What the head is given for the recorded tokens, with the cache and without."""
-    name = "cfg3_pos_norm_shift"
+def test_contexts_without_a_cache(model):
+    name, reveal = "cfg3_pos_norm_shift", jnp.tile(jnp.arange(6), (4, 1))
     bound = tiny.run(model, A, name).model
     network, tokens = bound.network, jnp.tile(A[f"gen/{name}/tokens"], (2, 1, 1))
-    reveal = jnp.tile(jnp.arange(6), (4, 1))
-
-    @jax.jit
-    def run(params):
-        prompt = network.embed_class(params, jnp.array([0, 1, 0, 1]), jnp.array([0, 0, 1, 1], bool))
-        fixed = {"class_embedding": prompt, "bucket": 6}
-
-        def one(cache, i):
-            known = jnp.where(jnp.arange(6)[:, None] < i, tokens, 9.0)  # nothing else may matter
-            rows, count = jnp.full((4, 1), i), jnp.full(4, i)
-            z, cache = network.extend(params, cache, known, reveal, count, rows=rows, **fixed)
-            return cache, z[:, 0]
-
-        cache, cached = jax.lax.scan(one, network.init_cache(params, reveal, prompt), jnp.arange(6))
-        again, _ = network.extend(params, cache, tokens, reveal, jnp.full(4, 5), rows=reveal[:, 2:], **fixed)
-        return network.context(params, tokens, reveal, jnp.full(4, 5), rows=reveal, **fixed), cached, again
-
-    whole, cached, again = run(bound.params)
-    theirs = A[f"gen/{name}/c"]
-    close(whole.swapaxes(0, 1), theirs, 1e-4)
-    close(cached, theirs, 1e-4)
-    close(again.swapaxes(0, 1), theirs[2:], 1e-4)
+    prompt = network.embed_class(bound.params, jnp.array([0, 1, 0, 1]), jnp.array([0, 0, 1, 1], bool))
+    z = network.context(bound.params, tokens, reveal, jnp.full(4, 5), prompt, reveal, bucket=6)
+    close(z.swapaxes(0, 1), A[f"gen/{name}/c"], 1e-4)
 
 
 @pytest.mark.slow

@@ -41,39 +41,6 @@ def close(ours, theirs, atol=4e-5):
     chex.assert_trees_all_close(ours, theirs, rtol=0, atol=atol)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def contexts(model, params, tokens, labels, unconditional):
-    """z from whole images; from one token after the other; from five tokens at once and the others."""
-    embedding = model.embed_class(params, labels, unconditional)
-    count, length = tokens.shape[:2]
-    whole = sphere.full_forward(model.config, params["backbone"], tokens, embedding)
-    empty = model.init_cache(params, jnp.zeros((count, length), int), embedding)
-
-    def extend(cache, rows):
-        rows = jnp.broadcast_to(rows, (count, len(rows)))
-        z, cache = model.extend(params, cache, tokens, None, None, embedding, rows, bucket=length)
-        return cache, z
-
-    cache, stepwise = jax.lax.scan(extend, empty, jnp.arange(length)[:, None])
-    some, first = extend(empty, jnp.arange(5))
-    _, others = extend(some, jnp.arange(5, length))
-    return whole, jnp.moveaxis(stepwise[:, :, 0], 0, 1), jnp.concatenate([first, others], axis=1), cache
-
-
-@pytest.mark.slow
-@every_model
-@pytest.mark.parametrize("half", ["cond", "uncond"])
-def test_backbone_with_and_without_the_cache(name, half):
-    model, params, recorded = load(name)
-    tokens, labels = recorded["net/latents"], recorded["net/labels"]
-    *found, cache = contexts(model, params, tokens, labels, jnp.full(len(labels), half == "uncond"))
-    for z in found:
-        close(z, recorded[f"net/{half}/z"])
-    length = recorded[f"net/{half}/k_cache"].shape[3]  # the last token is fed to nothing
-    close(jnp.stack(cache.keys)[:, :, :, :length], recorded[f"net/{half}/k_cache"])
-    close(jnp.stack(cache.values)[:, :, :, :length], recorded[f"net/{half}/v_cache"])
-
-
 def runs(name):
     with np.load(GOLDEN / f"{name}_ar.npz") as recorded:
         return sorted({key.split("/")[1] for key in recorded.files if key.startswith("gen/")})

@@ -29,15 +29,10 @@ from cspd_jax.networks.config import SphereVAEConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
 FILE = GOLDEN / "sphere_tiny2_vae.pth"
-TOLERANCE = 4e-5
 
 
 def nhwc(x):
     return jnp.asarray(x).transpose(0, 2, 3, 1)
-
-
-def as_tokens(x):
-    return x.reshape(x.shape[0], -1, x.shape[-1])
 
 
 def find(name):

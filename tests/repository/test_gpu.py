@@ -16,13 +16,10 @@ def gpu(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     import accepted
     import cases
-    import gpu_checks
     import kernels
     import pages
 
-    return types.SimpleNamespace(
-        accepted=accepted, cases=cases, checks=gpu_checks, pages=pages, kernels=kernels
-    )
+    return types.SimpleNamespace(accepted=accepted, cases=cases, pages=pages, kernels=kernels)
 
 
 def test_the_pages_say_what_was_measured_and_counted(gpu):
@@ -30,20 +27,6 @@ def test_the_pages_say_what_was_measured_and_counted(gpu):
     measured, counted = gpu.pages.rows_of(gpu.pages.MEASURED), gpu.pages.rows_of(gpu.pages.COUNTED)
     for path, text in gpu.pages.pages(measured, counted).items():
         assert path.read_text() == text, path
-
-
-def test_what_is_measured_takes_the_place_of_what_is_modelled(gpu):
-    row = gpu.cases.about("mar-base", "plain") | {"device": "NVIDIA H200", "jax": "0.11.2", "seconds": 0.004}
-    both = row | {"method": "self+chains", "options": "gamma 8, M 32", "seconds": 0.008}
-    counted = gpu.pages.rows_of(gpu.pages.COUNTED)
-    assert gpu.pages.faster([], counted, "chains, M 32").endswith("x faster (H100), modelled")
-    said = gpu.pages.faster([row, both], counted, "self+chains, gamma 8, M 32")
-    assert said == "2.0x **slower** (H200), measured"
-    lines = gpu.pages.table([row, both], counted).splitlines()
-    modelled = next(r["seconds"] for r in counted if r["model"] == "mar-base" and r["method"] == "plain")
-    assert (
-        lines[2] == f"| mar-base, bfloat16 | plain | 4.00 | 1.0x | {1e3 * modelled:.2f} |" and len(lines) == 4
-    )
 
 
 def test_what_is_replayed_is_counted(gpu):
@@ -78,14 +61,3 @@ def test_kernels_of_loops_are_added_up(gpu):
     few, many = (gpu.kernels.count_launches(text, [trips], {}) for trips in (1.0, 5.0))
     assert (few.reads, many.reads) == (2, 6)
     assert many.kernels - few.kernels >= 4 * 3
-
-
-def test_what_differs_from_a_cpu_is_seen(gpu):
-    random = np.random.default_rng(0)
-    one, other = random.standard_normal((2, 16, 8, 4))
-    assert gpu.checks.same_moments(one, other)["as_on_a_cpu"]
-    assert not gpu.checks.same_moments(one, other + 1)["as_on_a_cpu"]
-    assert not gpu.checks.same_moments(one, 2 * other)["as_on_a_cpu"]
-    assert gpu.checks.alike(one, one + 1e-4)["as_on_a_cpu"]
-    assert not gpu.checks.alike(one, other)["as_on_a_cpu"]
-    assert not gpu.checks.alike(np.array([1, 2]), np.array([1, 3]))["as_on_a_cpu"]

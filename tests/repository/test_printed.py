@@ -1,26 +1,36 @@
 """What the pages print can be typed: commands and Python run page by page, in their order, at toy sizes.
 
 A block that cannot run here says why in a comment before it, `<!-- not run: ... -->`; its commands are read
-by the real parser all the same. Programs in benchmarks/ are run by test_benchmarks.py. Files that pages take
-for given: tests/printed_files.py.
+by the real parser all the same. Programs in benchmarks/ are run by test_benchmarks.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 import re
 import shlex
 import shutil
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import hf_folder
+import inception_random
 import jax
+import nextstep_tiny
+import numpy as np
 import pytest
-from printed_files import GIVEN
+import tiny
+import torch_writer
+import word_models
+from PIL import Image
 
 from cspd_jax import hub, weights
 from cspd_jax.cli import main, make_parser, parser_of
+from cspd_jax.converters import kl16, mar
+from cspd_jax.networks.inception import InceptionConfig
 from cspd_jax.networks.registry import kind_name
 from cspd_jax.training import presets
 from cspd_jax.training.data.text import Document
@@ -28,25 +38,25 @@ from cspd_jax.training.data.text import Document
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"^((?:<!--[^\n]*-->\n)*)```([^\n]*)\n(.*?)^```$", re.M | re.S)
-PREPARED = ("python3 -m venv", ". .venv", "pip install")  # the environment that the tests run in
+ELSEWHERE = ("python3 -m venv", ". .venv", "pip install", "python benchmarks/", "bash benchmarks/")
 
-# How small it all is. A flag that a command has gets another value, by verb or for all of them; flags of
-# ADDED are given besides, to each command that begins so.
-OTHER = {
-    "": {"--n": 4, "--labels": "0,1", "--num-iter": 4, "--steps": 4, "--grid": "1x2"},
-    "distill": {"--samples": 64, "--questions": 20},
-}
-ADDED = {
-    "generate": {"--n": 1},
-    "sample": {"--n": 8, "--batch": 4},
-    "text": {"--new-tokens": 8},
-    "masked": {"--new-tokens": 8},
-    "train": {"--steps": 2, "--batch": 2},
-    "distill": {"--steps": 2, "--batch": 2},
-    "distill --states": {"--ids": 20},
-    "evaluate --samples": {"--batch": 4},
-    "calibrate models/masked": {"--n": 2, "--new-tokens": 8},
-    "convert sphere-b.pth": {"--heads": 2},
+# How small it all is: flags that commands which begin so are given besides; the last of two values counts.
+SMALLER = {
+    "generate": "--n 1 --num-iter 4",
+    "generate --target FOLDER": "--grid 1x2 --steps flow-calls4",
+    "generate --target mar-base": "--labels 0,1",
+    "generate --target sphere-b": "--labels 0,1",
+    "sample": "--n 8 --batch 4 --num-iter 4",
+    "text": "--new-tokens 8",
+    "masked": "--new-tokens 8",
+    "masked --method schedule": "--steps 4",
+    "train": "--steps 2 --batch 2",
+    "distill": "--steps 2 --batch 2",
+    "distill --preset text": "--samples 64",
+    "distill --states": "--ids 20 --samples 64",
+    "evaluate --samples": "--batch 4",
+    "calibrate": "--n 2 --new-tokens 8",
+    "convert sphere-b.pth": "--heads 2",
 }
 IN_PYTHON = {
     "50_000": "4", "max_new_tokens=64": "max_new_tokens=8", "respacing=28": "respacing=4",
@@ -56,142 +66,142 @@ CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 400}") for name in ("tempfil
 
 
 class Block(NamedTuple):
-    """A fenced block: where its code begins, its language, and why it is not run, if it is not."""
+    """A fenced block of a page."""
 
-    page: Path
-    line: int
     language: str
     code: str
-    why_not: str | None
+    runs: bool
 
-    @property
-    def name(self) -> str:
-        return f"{self.page.name}, line {self.line}"
-
-    def commands(self) -> list[list[str]]:
+    def commands(self) -> Iterator[list[str]]:
         """Words of each command, without comments."""
-        found = []
-        for line in self.code.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            while "&&" in words:
-                found.append(words[: words.index("&&")])
-                words = words[words.index("&&") + 1 :]
-            found.append(words)
-        return [words for words in found if words]
+        for line in self.code.replace("\\\n", " ").replace("&&", "\n").splitlines():
+            if (words := shlex.split(line, comments=True)) and not " ".join(words).startswith(ELSEWHERE):
+                yield words
 
 
 def blocks(page: Path) -> list[Block]:
-    text = page.read_text(encoding="utf-8")
-    found = []
-    for match in FENCED.finditer(text):
-        why = re.search(r"<!-- not run: (.+) -->", match[1])
-        line = text[: match.start(3)].count("\n") + 1
-        found.append(Block(page, line, match[2] or "sh", match[3], why[1] if why else None))
-    return found
-
-
-ALL = [block for page in PAGES for block in blocks(page)]
+    found = FENCED.findall(page.read_text(encoding="utf-8"))
+    return [Block(language, code, "not run:" not in before) for before, language, code in found]
 
 
 def test_every_file_that_the_docs_name_exists():
-    pages = PAGES
-    folders = (ROOT, ROOT / "cspd_jax", ROOT / "tests", ROOT / "docs", ROOT / "benchmarks")
-    pattern = re.compile(r"`([\w./*-]+\.(?:py|md|json|jsonl|txt|ipynb|toml))`|\]\(([\w./-]+)(?:#[\w-]+)?\)")
-    made_by_users = {"report.json", "config.json", "tokenizer.json", "metrics.jsonl", "held_out.jsonl"}
-    made_by_users |= {"manifest.json", "generation_config.json"}
-    missing = []
-    for page in pages:
-        for code, link in pattern.findall(page.read_text(encoding="utf-8")):
-            name = code or link
-            if name.split("/")[-1] in made_by_users or "://" in name:
-                continue
-            places = [page.parent] if link else folders
-            if not any(
-                list(place.glob(name)) if "*" in name else (place / name).exists() for place in places
-            ):
-                missing.append(f"{page.name}: {name}")
-    assert not missing
-
-
-def is_elsewhere(words: list[str]) -> bool:
-    """Whether a command makes the environment that the tests run in, or is one of test_benchmarks.py."""
-    program = " ".join(words[:2])
-    return " ".join(words).startswith(PREPARED) or (
-        program.startswith(("python benchmarks/", "bash benchmarks/")) and (ROOT / words[1]).exists()
-    )
+    places = (ROOT, ROOT / "cspd_jax", ROOT / "tests", ROOT / "docs", ROOT / "benchmarks")
+    pattern = re.compile(r"`([\w.-]+/[\w./*-]+\.(?:py|md|json|txt|ipynb|toml))`|\]\(([\w./-]+)(?:#[\w-]+)?\)")
+    for page in PAGES:
+        for named in pattern.findall(page.read_text(encoding="utf-8")):
+            assert any([*place.glob("".join(named))] for place in (page.parent, *places)), (page.name, named)
 
 
 def test_commands_are_understood():
-    """By the parser of the command, also those that are not run; what nothing runs says so."""
-    count = 0
-    for block in ALL:
-        for words in block.commands() if block.language == "sh" else ():
-            assert block.why_not or words[0] == "cspd-jax" or is_elsewhere(words), f"{block.name}: {words}"
-            if "cspd-jax" in words and words[0] != "cd":
-                asked = make_parser().parse_args(words[words.index("cspd-jax") + 1 :])
-                parser_of(asked.command)[1].parse_args(asked.arguments)
-                count += 1
-    assert count > 50
+    """By the parser of the command, also those that are not run."""
+    asked = [words for page in PAGES for block in blocks(page) for words in block.commands()]
+    asked = [words[1:] for words in asked if words[0] == "cspd-jax"]
+    for words in asked:
+        begun = make_parser().parse_args(words)
+        parser_of(begun.command)[1].parse_args(begun.arguments)
+    assert len(asked) > 50
 
 
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory) -> Path:
-    """The models of the package, each as narrow as the toy of its name in benchmarks/."""
-    folder = tmp_path_factory.mktemp("shipped")
-    for name, place in (hub.DEFAULTS | hub.TEXT_DEFAULTS).items():
-        model = _toy().load(name)
-        kind = "lm" if name in hub.TEXT_DEFAULTS else kind_name(model.config)
-        weights.save(folder / place, kind, model.config, model.params, extra=model.metadata.get("extra"))
-    return folder
+# What pages take for given: the names of files, and what makes them.
 
 
-def _toy():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import toy
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-    return toy
+def torch_checkpoint(path: Path, entries, **told) -> None:
+    random = np.random.default_rng(0)
+    tensors = {e.name: 0.1 * random.standard_normal(e.source_shape, np.float32) for e in entries}
+    torch_writer.write(path, {"model": tensors, "args": argparse.Namespace(**told)})
+
+
+def mar_checkpoint(path: Path) -> None:
+    heads = {"encoder_num_heads": 2, "decoder_num_heads": 2}
+    torch_checkpoint(path, mar.FORMAT.wanted(tiny.LATENTS), **heads, patch_size=1, vae_stride=2)
+
+
+def language_model(config: dict):
+    def make(path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        hf_folder.write(path, config)
+        (path / "tokenizer.json").write_text(word_models.tokenizer(ids=hf_folder.V))
+        template = {"chat_template": "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}"}
+        (path / "tokenizer_config.json").write_text(json.dumps(template))
+
+    return make
+
+
+def gguf(path: Path) -> None:
+    pytest.importorskip("gguf")
+    import gguf_file
+
+    gguf_file.write(path, gguf_file.LLAMA, gguf_file.weights(gguf_file.LLAMA))
+
+
+def pictures(path: Path) -> None:
+    path.mkdir()
+    for i, image in enumerate(inception_random.images(8)):
+        Image.fromarray(image).save(path / f"{i}.png")
+
+
+def questions(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text("\n".join((ROOT / path.relative_to(Path.cwd())).read_text().splitlines()[:18]))
+
+
+LLAMA = language_model(hf_folder.LLAMA | {"max_position_embeddings": 256})
+TRAINED = hub.shipped_folder("masked-default")  # as random as the others it would never draft the next move
+INCEPTION = "pt_inception-2015-12-05-6726825d.pth"
+GIVEN = {
+    "README": {
+        "checkpoint-last.pth": mar_checkpoint,
+        "kl16.ckpt": lambda path: torch_checkpoint(path, kl16.FORMAT.wanted(tiny.KL)),
+    },
+    "checkpoints": {"SRC": mar_checkpoint, "FOLDER": LLAMA, "OWNER/NAME": LLAMA, "model.gguf": gguf},
+    "images": {
+        "mar-base": lambda path: tiny.save_mar(path, tiny.LATENTS),
+        "kl16": tiny.save_kl16,
+        "dataset": pictures,
+        INCEPTION: lambda path: torch_writer.write(path, inception_random.weights(InceptionConfig(16, 10))),
+        "FOLDER": lambda path: nextstep_tiny.with_tokenizer(nextstep_tiny.write(path)),
+        "sphere-b.pth": lambda p: shutil.copy(ROOT / "tests/golden_causal/sphere_tiny2_ar.pth", p),
+    },
+    "masked": {
+        "OWNER/NAME": language_model(hf_folder.LLADA),
+        "models/masked": lambda path: shutil.copytree(TRAINED, path),
+    },
+    "text": {f"EleutherAI/pythia-{size}-deduped": LLAMA for size in ("1.4b", "160m")},
+    "training": {"pictures": pictures, "DIR": LLAMA, "benchmarks/prompts/train.txt": questions},
+}
 
 
 @pytest.fixture
-def small(toys, tmp_path, monkeypatch) -> Path:
-    """A folder to be in, in which everything is tiny."""
+def small(tmp_path, monkeypatch) -> Path:
+    """A folder to be in, in which every model is as narrow as the toy of its name in benchmarks/."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    toy = __import__("toy")
+    (tmp_path / "shipped").mkdir()
+    for name, place in (hub.DEFAULTS | hub.TEXT_DEFAULTS).items():
+        model = toy.load(name)
+        kind = "lm" if name in hub.TEXT_DEFAULTS else kind_name(model.config)
+        extra = model.metadata.get("extra")
+        weights.save(tmp_path / "shipped" / place, kind, model.config, model.params, extra=extra)
+    monkeypatch.setattr(hub, "_SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub, "_SHIPPED", toys)
     monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
     for name, run in presets.PRESETS.items():
-        as_it_is = hasattr(run.model, "entering")
-        fewer = {} if as_it_is else {"model": _toy().narrow(run.model)}
+        fewer = {} if hasattr(run.model, "entering") else {"model": toy.narrow(run.model)}
         fewer |= {"buckets": 1} if hasattr(run, "buckets") else {}
-        fewer |= {"sample_every": 0} if hasattr(run, "sample_every") else {}
         monkeypatch.setitem(presets.PRESETS, name, dataclasses.replace(run, warmup=1, decay=1, **fewer))
     return tmp_path
 
 
-def toy_sized(words: list[str]) -> list[str]:
-    """A command of cspd-jax with other numbers."""
-    verb, words = words[0], list(words)
-    for flag, value in (OTHER[""] | OTHER.get(verb, {})).items():
-        if flag in words:
-            words[words.index(flag) + 1] = str(value)
-    if words[1:] == ["--list"]:
-        return words
-    for flag, value in (ADDED.get(verb, {}) | ADDED.get(" ".join(words[:2]), {})).items():
-        if flag not in words:
-            words += [flag, str(value)]
-    return words
-
-
-def run(words: list[str], where: str) -> None:
-    if is_elsewhere(words):
-        return
-    assert words[0] == "cspd-jax", f"{where}: {words[0]} is neither run nor marked so"
-    words = toy_sized(words[1:])
+def run(words: list[str]) -> None:
+    assert words[0] == "cspd-jax", f"{words} is neither run nor marked so"
+    words = words[1:]
+    for beginning, flags in SMALLER.items():
+        if shlex.join(words).startswith(beginning) and "--list" not in words:
+            words += flags.split()
     if words[0] == "convert":
         shutil.rmtree(words[2], ignore_errors=True)  # of the command before
-    assert main(words) == 0, f"{where}: {shlex.join(words)}"
+    assert main(words) == 0, shlex.join(words)
 
 
 @pytest.mark.slow
@@ -201,14 +211,12 @@ def test_the_page_runs(page, small):
         make(small / name)
     names: dict = {"__name__": page.stem}
     for block in blocks(page):
-        if block.why_not:
-            continue
-        if block.language == "python":
+        if block.runs and block.language == "python":
             code = block.code
             for printed, smaller in IN_PYTHON.items():
                 code = code.replace(printed, smaller)
-            exec(compile(code, block.name, "exec", dont_inherit=True), names)
-        elif block.language == "sh":
+            exec(compile(code, page.name, "exec", dont_inherit=True), names)
+        elif block.runs and block.language != "text":
             for words in block.commands():
-                run(words, block.name)
+                run(words)
     jax.clear_caches()

@@ -1,5 +1,4 @@
-"""Several threads at once, keys of other generators, and JAX's settings: the same bits, or one sentence why
-not."""
+"""Keys of other generators, and another default of JAX: the same bits, or one sentence why not."""
 
 from __future__ import annotations
 

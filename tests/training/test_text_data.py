@@ -20,51 +20,26 @@ def f(x):  # a remark behind code is no passage of its own
     """
     # short
     text = """just a string, however long it may be"""
-
-
-class C:
-    "The docstring of a class, in one line."
 '''
+PASSAGES = (
+    "The module's docstring: the first passage.",
+    "A block of comments\nthat has two lines.",
+    "What f does, indented\nas docstrings are.",
+)
 
 
-def write(root, **files):
-    for name, text in files.items():
-        path = root / (name.replace(".", "/") + ".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-def test_passages_in_the_order_of_the_source(tmp_path):
-    write(tmp_path, m=SOURCE)
-    assert corpus.passages(tmp_path / "m.py") == [
-        "The module's docstring: the first passage.",
-        "A block of comments\nthat has two lines.",
-        "What f does, indented\nas docstrings are.",
-        "The docstring of a class, in one line.",
-    ]
-
-
-def test_what_is_left_out(tmp_path):
-    text = '"""A docstring that is long enough, number {}."""'
-    inside = {
-        name: text.format(i)
-        for i, name in enumerate(
-            ["b", "a.c", "a.__init__", "a.test.t", "encodings.x", "_sysconfigdata__linux"]
-        )
-    }
-    repeated = '"""A docstring that is  long\nenough, number 0."""'
-    write(tmp_path, **inside, broken="def f(:", z=repeated)
-    found = corpus.documents(tmp_path)
-    assert [d.module for d in found] == ["a", "a.c", "b"]
-    assert found[2].text == "A docstring that is long enough, number 0."
-
-
-def test_the_running_python_has_these_passages():
-    path = dict(corpus.modules(corpus.STANDARD_LIBRARY))
-    assert path["heapq"].name == "heapq.py" and not any("site-packages" in str(p) for p in path.values())
-    assert len(path) > 300 and "test.support" not in path
-    assert corpus.passages(path["heapq"])[0].startswith("Heap queue algorithm")
+def test_passages_of_the_modules_in_their_order(tmp_path):
+    """Those of tests, of generated modules, and that were there before are left out."""
+    (tmp_path / "a" / "test").mkdir(parents=True)
+    (tmp_path / "encodings").mkdir()
+    for name in ("b", "a/c", "a/test/t", "encodings/x", "_sysconfigdata__linux"):
+        (tmp_path / f"{name}.py").write_text(f'"""A docstring that is long enough, of {name}."""')
+    (tmp_path / "z.py").write_text('"""A docstring that is  long\nenough, of b."""')
+    (tmp_path / "broken.py").write_text("def f(:")
+    (tmp_path / "m.py").write_text(SOURCE)
+    found = {document.module: document.text for document in corpus.documents(tmp_path)}
+    assert list(found) == ["a.c", "b", "m"] and found["b"] == "A docstring that is long enough, of b."
+    assert corpus.passages(tmp_path / "m.py") == list(PASSAGES)
 
 
 CORPUS = tuple(

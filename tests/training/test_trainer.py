@@ -13,7 +13,6 @@ import time
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from training_run import TINY, trained
 
@@ -28,11 +27,6 @@ from cspd_jax.training.run import begin, run
 from cspd_jax.training.state import learning_rate
 
 HERE = pathlib.Path(__file__).parents[1]
-
-
-def identical(a, b):
-    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
-    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b))
 
 
 def logged(out, name):
@@ -56,10 +50,8 @@ def strike(out, step, number):
     """Runs in a process of its own, which gets a signal after `step` steps."""
     process = start(out)
     try:
-        deadline = time.monotonic() + 300
         while len(logged(out, "step")) < step:
             assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < deadline, "the run does not get on"
             time.sleep(0.005)
         process.send_signal(number)
         if number == signal.SIGTERM:
@@ -78,32 +70,6 @@ def whole(tmp_path_factory):
     return out, trained(out)
 
 
-def check_resumed(out, whole):
-    assert identical(trained(out), whole[1])
-    assert logged(out, "step") == list(range(1, TINY.steps + 1))
-    assert logged(out, "loss") == logged(whole[0], "loss")
-    kept = {path.name for path in (out / "checkpoints").iterdir()}
-    assert kept == {str(TINY.steps - TINY.checkpoint_every), str(TINY.steps)}
-
-
-class Interrupting(Digits):
-    """Is interrupted as batch 9 is made, and goes on."""
-
-    def batch(self, index, size, *, seed=0, split="train"):
-        if index == 9:
-            signal.raise_signal(signal.SIGINT)
-        return super().batch(index, size, seed=seed, split=split)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_is_saved_and_continues_bit_for_bit(tmp_path, whole, capsys, heard):
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path, source=Interrupting(8))
-    assert "stopped after step 9 of 40; the same command goes on" in capsys.readouterr().err
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"8", "9"}
-    check_resumed(tmp_path, whole)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_continues_bit_for_bit(tmp_path, whole, number):
@@ -112,7 +78,11 @@ def test_a_run_that_is_ended_continues_bit_for_bit(tmp_path, whole, number):
     for step in (moments.randrange(3, 12), moments.randrange(14, 30)):
         told = strike(tmp_path, step, number)
         assert ("the same command goes on" in told) == (number == signal.SIGTERM)
-    check_resumed(tmp_path, whole)
+    chex.assert_trees_all_equal(trained(tmp_path), whole[1])
+    assert logged(tmp_path, "step") == list(range(1, TINY.steps + 1))
+    assert logged(tmp_path, "loss") == logged(whole[0], "loss")
+    kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {str(TINY.steps - TINY.checkpoint_every), str(TINY.steps)}
 
 
 @pytest.mark.slow
@@ -123,7 +93,8 @@ def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
         def batch(self, index, size, *, seed=0, split="train"):
             return super().batch(index, size, seed=seed + (index == 30), split=split)
 
-    assert not identical(trained(tmp_path, source=Forgetful(8)), whole[1])
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_equal(trained(tmp_path, source=Forgetful(8)), whole[1])
 
 
 @pytest.mark.slow
@@ -150,12 +121,8 @@ def test_a_folder_holds_one_run(tmp_path):
 
 def test_learning_rate():
     rate = jax.vmap(learning_rate(dataclasses.replace(TINY, warmup=10, decay=20, steps=60)))
-    values = np.array(rate(jnp.arange(61))) / TINY.learning_rate
-    chex.assert_trees_all_close(values[:10], np.arange(1, 11) / 10, rtol=1e-5)
-    chex.assert_trees_all_close(values[10:41], 1.0)
-    chex.assert_trees_all_close(values[[50, 60]], np.float32([0.51, 0.02]), rtol=1e-5)
-    constant = learning_rate(dataclasses.replace(TINY, decay=0))
-    assert float(constant(59)) == pytest.approx(TINY.learning_rate)
+    found = rate(jnp.array([0, 9, 10, 40, 50, 60])) / TINY.learning_rate
+    chex.assert_trees_all_close(found, jnp.array([0.1, 1, 1, 1, 0.51, 0.02]), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -167,9 +134,9 @@ def test_as_many_steps_as_fit_into_some_minutes(tmp_path, capsys):
     assert "fit into 0.02 minutes" in capsys.readouterr().err and config.steps >= 20
     begin(tmp_path, TINY, minutes=0.02)
     again, same = run(TINY, tmp_path, init_state(TINY), learn, minutes=0.02)
-    assert again == config == in_steps(TINY, config.steps) and identical(state, same)
-    assert "minutes" not in capsys.readouterr().err
-    assert identical(trained(tmp_path / "other", config), state)
+    assert again == config == in_steps(TINY, config.steps) and "minutes" not in capsys.readouterr().err
+    chex.assert_trees_all_equal(same, state)
+    chex.assert_trees_all_equal(trained(tmp_path / "other", config), state)
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
@@ -187,5 +154,3 @@ def test_settings_are_changed_by_name():
     assert (found.steps, found.model.encoder_width, found.on_grid, found.data) == (80, 32, True, Digits(16))
     with pytest.raises(UserError, match="no setting 'stpes'; there are steps, batch"):
         with_settings(TINY, ["stpes=3"])
-    with pytest.raises(UserError, match="'steps=many' is not understood; steps is 40 now"):
-        with_settings(TINY, ["steps=many"])
