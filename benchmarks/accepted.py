@@ -26,6 +26,7 @@ from cspd_jax.image.generation import resolve
 RECORDED = Path(__file__).parent / "results" / "accepted.json"
 PLACES = 96  # of an image, that tables are made for
 IMAGES = 16
+way_name = lambda gamma, coupled: "coupled, " * coupled + f"gamma {gamma}"
 
 
 def recorded() -> dict[str, Any]:
@@ -51,10 +52,6 @@ class Run(NamedTuple):
     rounds: int
     tokens: float
     calls: dict[int, float]
-
-
-def way_name(gamma: int, coupled: bool) -> str:
-    return "coupled, " * coupled + f"gamma {gamma}"
 
 
 def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[int]]]:
@@ -175,10 +172,14 @@ def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: 
         yield
 
 
-def main() -> None:
+def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("accepted.json"))
-    parser.add_argument("--file", type=Path, default=RECORDED)
-    args = begin(parser)
+    parser.add_argument("--file", type=Path, default=RECORDED, help="that is written")
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
     found = json.loads(RECORDED.read_text())
     found["rounds"] = {
         way_name(gamma, coupled): record("default", gamma, coupled, args.toy)

@@ -1,7 +1,6 @@
 import gc
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 
@@ -48,7 +47,7 @@ if PROGRAMS:
 
 # Parity of the default models is checked on optimised code, and so is that of MAR by `test_optimised_code`.
 # Elsewhere nearly all the time would go into compiling small programs that run once.
-OPTIMISED = {"test_parity_torch", "test_same_law"}
+OPTIMISED = {"test_same_law"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,14 +85,6 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-
-
-@pytest.fixture
-def heard():
-    """Ctrl-C is heard: in the background of a shell it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -25,13 +25,14 @@ import masked_models
 import numpy as np
 import text_models
 import tiny
-from ahead import ahead
 from linear_tokens import LinearTokens
 
 from cspd_jax import masked, text
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options
+from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.image.rounds import PathCriterion
 from cspd_jax.keys import row_keys
 from cspd_jax.masked import SelfSpeculation
 from cspd_jax.networks import mar
@@ -51,7 +52,11 @@ TARGET, NEAR, FAR = Linear(), Linear(pull=1.45, offset=0.42), Linear(pull=0.5, o
 CHAINS = ChainSpeculation(4)
 
 
-PAPER = {"criterion": "paper"}
+PAPER = {"criterion": PaperCriterion}
+
+
+def ahead(gamma, criterion=PathCriterion, draft_cost=None, prefill=0.0, **of_criterion):
+    return rounds.Speculation(criterion(**of_criterion), gamma, draft_cost, prefill)
 
 
 def _options(num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1, temperature=1.0):

@@ -1,4 +1,4 @@
-"""The measured choice for text and masked text; that of images is in test_methods and test_calibration."""
+"""The measured choice for text and masked text; that of images is in test_methods."""
 
 import jax
 import numpy as np

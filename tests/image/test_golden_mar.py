@@ -10,7 +10,7 @@ from golden_cases import GOLDEN, GROUPS, fixture
 
 
 # Whole generations compile a program for each recorded setting.
-@pytest.mark.quick("mar_tiny_patch2-schedules", "mar_tiny_patch2-transitions")
+@pytest.mark.quick("mar_tiny_patch2-backbone")
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("name", ["mar_tiny", "mar_tiny_patch2"])
 def test_parity(name, group):
