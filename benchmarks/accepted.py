@@ -16,7 +16,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy import Parser, begin, load
+from toy import Parser, begin, load, say
 
 import cspd_jax
 from cspd_jax.image import chain as speculation
@@ -78,6 +78,7 @@ def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[in
         kept, state = run(state)
         for image in np.flatnonzero(inside):
             seen[image].append(np.asarray(kept[image]).tolist())
+    say(f"{way_name(gamma, coupled)}: {sum(map(len, seen))} rounds of {IMAGES} images")
     return seen
 
 
@@ -180,12 +181,11 @@ def make_parser() -> Parser:
 
 def main() -> None:
     args = begin(make_parser())
-    found = json.loads(RECORDED.read_text())
-    found["rounds"] = {
+    found = {
         way_name(gamma, coupled): record("default", gamma, coupled, args.toy)
         for gamma in (2, 4, 8, 16, 24) for coupled in (False, True)
     }  # fmt: skip
-    args.file.write_text(json.dumps(found) + "\n")
+    args.file.write_text(json.dumps({**recorded(), "rounds": found}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The measured choice for text and masked text; that of images is in test_methods."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     for output in seen.values():  # each made the first five tokens, in the shapes of the whole request
         assert output.tokens.shape == (2, 15) and output.info.trace.lengths.tolist() == [8, 7]
     expected = text.generate(*request._replace(drafter=None)).tokens
-    np.testing.assert_array_equal(text.generate(*choice.request).tokens, expected)
+    chex.assert_trees_all_equal(text.generate(*choice.request).tokens, expected)
 
 
 @pytest.mark.slow
@@ -75,7 +76,7 @@ def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     assert choice.way == best and seen.keys() == {"stepwise", "gamma 4"}
     assert all(output.tokens.shape == (2, 4) for output in seen.values())  # one block
     stepwise = masked.generate(*request._replace(method=masked.Stepwise()))
-    np.testing.assert_array_equal(masked.generate(*choice.request).tokens, stepwise.tokens)
+    chex.assert_trees_all_equal(masked.generate(*choice.request).tokens, stepwise.tokens)
 
 
 @pytest.mark.slow
