@@ -43,6 +43,7 @@ def test_what_is_replayed_is_counted(gpu):
     assert dropped == (2, 3.5, {6: 2.0, 3: 0.0}) and coupled == (2, 3.5, {6: 1.5, 3: 0.5})
 
 
+@pytest.mark.slow
 def test_programs_accept_what_is_replayed(gpu):
     """A run makes the tokens that its row is divided by."""
     case = gpu.cases.image_case("mar-base", gpu.cases.Scale(toy=True), 16, 4, batch=2)

@@ -30,6 +30,7 @@ def test_the_reader_reads_what_is_written(reader):
     assert not reader(as_bytes(batch.images), 1 - batch.labels).right.any()
 
 
+@pytest.mark.slow
 def test_letters_that_change_places_are_seen(reader):
     batch = DATA.batch(1, 50, split="held-out")
     images = as_bytes(batch.images)
