@@ -1,6 +1,6 @@
 """All that a quarter of an hour on a GPU is to measure: does it run, how fast is it, where does the time go.
 
-    bash benchmarks/gpu.sh                      # seven minutes at most; again to go on from the file
+    bash benchmarks/gpu.sh                      # no row begins after seven minutes; again to go on
     python benchmarks/gpu.py --toy              # all of it on a CPU, at toy sizes
     python benchmarks/gpu.py --count            # the same programs counted for an H100, without one
     python benchmarks/gpu.py --only "MAR-B on a CPU"    # groups by name, some of which are left out otherwise

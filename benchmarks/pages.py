@@ -35,28 +35,25 @@ def table(measured: Rows, counted: Rows) -> str:
             told = (f"{k.replace('_', ' ')} {v:.0f}" for k, v in row.items() if k.endswith("per_second"))
             lines.append(f"{row['device']}, jax {row['jax']}, measured: {', '.join(told)}.\n")
     ran = [row for row in measured if row.get("what") == "runs"]
-    for wanted, said in ((True, "As on a CPU: {}."), (False, "**Not as on a CPU: {}.**")):
-        if some := [row["method"] for row in ran if row["as_on_a_cpu"] is wanted]:
-            lines.append(said.format(", ".join(some)) + "\n")
+    if ran:
+        others = [row["method"] for row in ran if not row["as_on_a_cpu"]]
+        named = f"; **not {', '.join(others)}**" * bool(others)
+        lines.append(f"As on a CPU: {len(ran) - len(others)} of {len(ran)} methods{named}.\n")
     lines += timed(measured, {_identity(row): row["seconds"] for row in counted})
     for row in measured:
         if row.get("what") == "profile":
             lines.append(
                 f"\nProfile of both levels: {row['kernels_run']} kernels, {row['in_kernels_us']:.0f} us,"
-                f" {row['between_kernels_us']:.0f} us between them (median {row['median_gap_us']} us).\n"
+                f" {row['between_kernels_us']:.0f} us between them (median {row['median_gap_us']} us)."
             )
-            lines += [f"- {k['kernel']}: {k['calls']} calls, {k['us']:.0f} us" for k in row["longest"]]
     return "\n".join(lines)
 
 
 def timed(rows: Rows, modelled: dict[tuple, float] | None = None) -> list[str]:
     """Writes rows with seconds as a table: measured beside modelled, or modelled with what limits them."""
     rows = [row for row in rows if "seconds" in row]
-    plain, last, lines = (
-        {alike(row): row["seconds"] for row in reversed(rows) if row["method"] in PLAIN},
-        "",
-        [],
-    )
+    plain = {alike(row): row["seconds"] for row in reversed(rows) if row["method"] in PLAIN}
+    last, lines = "", []
     for row in rows:
         seconds = row["seconds"]
         name = f"{row['model']}, {row['dtype']}, {row['batch']} side by side" + ", guidance" * row["guided"]
@@ -65,7 +62,8 @@ def timed(rows: Rows, modelled: dict[tuple, float] | None = None) -> list[str]:
             row["method"] + f" ({row['options']})" * bool(row["options"]),
         )
         cells = ["" if name == last else name, method, f"{1e3 * seconds:.2f}"]
-        cells.append(f"{plain[alike(row)] / seconds:.1f}x" if alike(row) in plain else "")
+        ratio = plain.get(alike(row), 0.0) / seconds
+        cells.append(f"{ratio:.{1 if ratio >= 1 else 2}f}x" if ratio else "")
         if modelled is None:
             limit, share = max(row["share"].items(), key=lambda limit: limit[1])
             cells += [f"{row['kernels']:.0f}", f"{limit} {100 * share:.0f} %"]
