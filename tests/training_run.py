@@ -30,7 +30,7 @@ TINY = TrainConfig(
 def trained(out, config=TINY, source=None):
     """The final state of a run in the folder `out`, or of its going on."""
     out.mkdir(parents=True, exist_ok=True)
-    return run(config, out, init_state(config), lambda c: mar.learning(c, source or c.data))[1]
+    return run(config, out, init_state(config), mar.learning(config, source or config.data))
 
 
 if __name__ == "__main__":

@@ -51,12 +51,12 @@ def run(args: argparse.Namespace) -> None:
         if target is None or args.prompts is None:
             raise UserError("a head learns from a target's answers to prompts: give --target and --prompts")
         answers = args.prompts, args.samples, args.ids
-        report = recipes.distill_head(config, args.out, target, *answers, mesh, args.minutes)
+        report = recipes.distill_head(config, args.out, target, *answers, mesh)
     else:
         shipped = "default"
         if isinstance(config, TextTrainConfig):
             shipped = "text-default" if config.model.causal else "masked-default"
-        told = mesh, args.minutes, args.origin, args.samples
+        told = mesh, args.origin, args.samples
         report = recipes.distill(config, args.out, target or shipped, args.init, *told)
     finish(args, report)
 

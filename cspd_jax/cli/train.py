@@ -40,9 +40,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         " learned at the images' own size, up to 64 x 64",
     )
     parser.add_argument("--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=int, help="length of the run")
-    length.add_argument("--minutes", type=float, help="take as many steps as fit into so many minutes")
+    parser.add_argument("--steps", type=int, help="length of the run")
     parser.add_argument("--batch", type=int, help="images (or rows of text) per step")
     parser.add_argument("--seed", help="seed of the run")
     parser.add_argument("--learning-rate", help="highest learning rate")
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     config = configured(args, preset)
     if isinstance(config, HeadTrainConfig):
         raise UserError("a head learns from its target: cspd-jax distill --states trains one")
-    report = recipes.train(config, args.out, args.init, args.vae, default_mesh(args.mesh), args.minutes)
+    report = recipes.train(config, args.out, args.init, args.vae, default_mesh(args.mesh))
     finish(args, report)
 
 

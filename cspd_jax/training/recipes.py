@@ -43,21 +43,18 @@ def train(
     init: str | None = None,
     vae: str | None = None,
     mesh: Mesh | None = None,
-    minutes: float | None = None,
 ) -> dict[str, Any]:
     """Trains an image model or a language model in the folder `out`; returns a report.
 
     init: names the weights it starts from, in place of random ones.
     vae: names the autoencoder whose latents of a folder of images it learns.
-    minutes: choose as many steps as this takes.
     """
     first = begun_with(config, init)
-    begin(out, config, command="train", init=init, vae=vae, minutes=minutes)
+    begin(out, config, command="train", init=init, vae=vae)
     source = config.data if vae is None else Latents(config.data, hub.load(vae, of=VAE))
     if isinstance(config, ImageTrainConfig):
         check_fit(config, source)
-    learn = functools.partial(from_data, source=source)
-    config, state = runs.run(config, out, first, learn, mesh, minutes)
+    state = runs.run(config, out, first, from_data(config, source), mesh)
     is_text = isinstance(config, TextTrainConfig)
     report = objective.measure(config.data, LM(config.model), state.ema) if is_text else {}
     return finished(out, config, state.ema, report, "train")
@@ -69,7 +66,6 @@ def distill(
     target: str,
     init: str | None = None,
     mesh: Mesh | None = None,
-    minutes: float | None = None,
     origin: str = "data",
     samples: int = 4096,
 ) -> dict[str, Any]:
@@ -89,7 +85,7 @@ def distill(
     model: Any = hub.load(target, of=TextModel if is_text else ImageModel)
     (check_vocabulary if is_text else distillation.check_pair)(config.model, model.config)
     first, pair = begun_with(config, init), (model.network, model.params)
-    told = {"init": init, "origin": origin, "samples": samples, "minutes": minutes}
+    told = {"init": init, "origin": origin, "samples": samples}
     begin(out, config, command="distill", target=target, **told)
     if not is_text:
         check_fit(config, data)
@@ -98,13 +94,12 @@ def distill(
     mesh = mesh or runs.all_devices()
     network = type(model.network)(model.config, jnp.dtype(config.dtype))
     teacher = network, replicate(mesh, model.params)
-
-    def learn(config: Any) -> Learning:
-        then = (objective if is_text else distillation).learning(config, data, teacher)
-        then = then if own is None else on_rows(config, then, own, origin == "both")
-        return data_first(config, from_data(config, data), then) if init is None else then
-
-    config, state = runs.run(config, out, first, learn, mesh, minutes)
+    learning = (objective if is_text else distillation).learning(config, data, teacher)
+    if own is not None:
+        learning = on_rows(config, learning, own, origin == "both")
+    if init is None:
+        learning = data_first(config, from_data(config, data), learning)
+    state = runs.run(config, out, first, learning, mesh)
     if is_text:
         found = objective.measure(data, LM(config.model), state.ema, *pair)
     else:
@@ -174,7 +169,6 @@ def distill_head(
     samples: int = 4096,
     ids: int = 8192,
     mesh: Mesh | None = None,
-    minutes: float | None = None,
 ) -> dict[str, Any]:
     """Trains a head that drafts from its target's states, on the target's answers, in the folder `out`;
     reports how often its drafts are accepted.
@@ -187,7 +181,7 @@ def distill_head(
     layers, known = model.config, model.config.known_ids
     config = dataclasses.replace(config, model=states.head_config(layers, min(ids, known)))
     questions = prompt_ids(model, read_lines(prompts))
-    told = {"target": target, "prompts": str(prompts), "samples": samples, "minutes": minutes}
+    told = {"target": target, "prompts": str(prompts), "samples": samples}
     begin(out, config, command="distill", **told)
     pair, entering, length = (model.network, model.params), config.model.entering, config.data.length
     asked = [prompt for number, prompt in enumerate(questions) if number % _HELD_OUT_ONE_IN]
@@ -197,8 +191,8 @@ def distill_head(
     given = states.given_by(layers, model.params, frequent)
     params = states.first_params(config.model, model.params, layers.depth, given, config.seed)
     mesh = mesh or runs.all_devices()
-    learn = functools.partial(states.learning, rows=taught, given=replicate(mesh, given))
-    config, state = runs.run(config, out, first_state(config, params), learn, mesh, minutes)
+    learning = states.learning(config, rows=taught, given=replicate(mesh, given))
+    state = runs.run(config, out, first_state(config, params), learning, mesh)
     params = {**state.ema, "ids": frequent}
     found = states.measure(config, pair, params, questions[::_HELD_OUT_ONE_IN][:_MEASURED])
     report = {**found, **worth(found["acceptance"], state.ema, model.params)}

@@ -11,27 +11,22 @@ import json
 import pathlib
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental.multihost_utils import broadcast_one_to_all
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cspd_jax._utils.files import check_new_folder, write_text
 from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError
 from cspd_jax.parallel import DATA, first_alone, make_mesh, place, put
-from cspd_jax.training.config import RunConfig, in_steps, to_json
+from cspd_jax.training.config import RunConfig, to_json
 from cspd_jax.training.state import TrainState
 
 Array = jax.Array
-_TIMED = 20  # steps
-_SPARE = 0.95  # share of the time that steps take; the rest is for checkpoints
 _SECONDS = 30.0  # between two states of the bar where it is no terminal's
 
 
@@ -75,20 +70,17 @@ def run(
     config: Any,
     out: pathlib.Path,
     first: TrainState,
-    learn: Callable[[Any], Learning],
+    learning: Learning,
     mesh: Mesh | None = None,
-    minutes: float | None = None,
-) -> tuple[Any, TrainState]:
-    """Trains in the folder `out`, from its newest checkpoint if there is one; returns the settings and the
-    last state.
+) -> TrainState:
+    """Trains in the folder `out`, from its newest checkpoint if there is one; returns the last state.
 
     Ctrl-C and SIGTERM take effect after a step, when it is saved. Of several processes the first one writes.
 
     first: the state that a new run starts from.
-    learn: settings -> how they are learnt.
+    learning: what it learns from and how.
     mesh: the devices (default: all). Parameters are cut along its model axis, batches along its data axis.
         It is no part of what defines a run, which can go on with other devices.
-    minutes: choose as many steps as this takes, and keep the number beside the settings.
     """
     mesh = mesh or all_devices()
     rows = NamedSharding(mesh, PartitionSpec(DATA))
@@ -106,10 +98,7 @@ def run(
         if step:
             like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state._asdict())
             state = TrainState(**manager.restore(step, args=ocp.args.StandardRestore(like)))
-        if minutes:
-            config = _fitted(config, out, learn(config), jax.tree.map(jnp.copy, state), spread, minutes)
-        learning, log = learn(config), Log(out, config, step)
-        batch = learning.batch(step)
+        log, batch = Log(out, config, step), learning.batch(step)
         while step < config.steps and not signals:
             state, loss = learning.step(step, state, spread(batch))
             state = jax.device_put(state, placed)
@@ -122,34 +111,7 @@ def run(
             save()
         if signals:
             print(f"stopped after step {step} of {config.steps}; the same command goes on", file=sys.stderr)
-    return config, state._replace(ema=jax.tree.map(np.asarray, whole(state.ema)))
-
-
-def _fitted(
-    config: RunConfig, out: pathlib.Path, learning: Learning, state: TrainState, spread: Any, minutes: float
-) -> RunConfig:
-    """Returns the settings with as many steps as fit into the minutes, which the run's config.json keeps.
-
-    Some steps, spread over the run, are taken twice and forgotten: the first time they are compiled, which
-    they will be again for another number of steps, and the second time they are timed.
-    """
-    path = out / "config.json"
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    if "fitted_steps" not in stored:
-        begun = time.monotonic()
-        for _ in range(2):
-            start = time.monotonic()
-            for number in np.linspace(0, config.steps - 1, _TIMED).astype(int).tolist():
-                state, loss = learning.step(number, state, spread(learning.batch(number)))
-            jax.block_until_ready(loss)
-        each = (time.monotonic() - start) / _TIMED
-        left = 60 * minutes * _SPARE - 2 * (time.monotonic() - begun)
-        steps = int(broadcast_one_to_all(np.int32(max(_TIMED, left / each))))
-        print(f"{steps:,} steps of {each:.3g} seconds fit into {minutes:g} minutes", file=sys.stderr)
-        stored["fitted_steps"] = steps
-        if jax.process_index() == 0:
-            write_text(path, json.dumps(stored, indent=2) + "\n")
-    return in_steps(config, stored["fitted_steps"])
+    return state._replace(ema=jax.tree.map(np.asarray, whole(state.ema)))
 
 
 @contextlib.contextmanager

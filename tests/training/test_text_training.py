@@ -57,7 +57,7 @@ init = jax.jit(init_params, static_argnums=0)
 
 def trained(config, out, rows=TEXTS, target=None):
     """The final state of a run in the folder `out`."""
-    return run(config, out, init_state(config), lambda c: objective.learning(c, rows, target))[1]
+    return run(config, out, init_state(config), objective.learning(config, rows, target))
 
 
 def unigram(lm, seed=0):

@@ -18,12 +18,11 @@ from training_run import TINY, trained
 
 from cspd_jax.check import UserError
 from cspd_jax.training import presets
-from cspd_jax.training.config import data_from_json, in_steps, to_json, with_settings
+from cspd_jax.training.config import data_from_json, to_json, with_settings
 from cspd_jax.training.data.digits import Digits
 from cspd_jax.training.data.folder import Folder
-from cspd_jax.training.image import mar
-from cspd_jax.training.recipes import check_fit, init_state
-from cspd_jax.training.run import begin, run
+from cspd_jax.training.recipes import check_fit
+from cspd_jax.training.run import begin
 from cspd_jax.training.state import learning_rate
 
 HERE = pathlib.Path(__file__).parents[1]
@@ -123,20 +122,6 @@ def test_learning_rate():
     rate = jax.vmap(learning_rate(dataclasses.replace(TINY, warmup=10, decay=20, steps=60)))
     found = rate(jnp.array([0, 9, 10, 40, 50, 60])) / TINY.learning_rate
     chex.assert_trees_all_close(found, jnp.array([0.1, 1, 1, 1, 0.51, 0.02]), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_as_many_steps_as_fit_into_some_minutes(tmp_path, capsys):
-    """The number is measured once and kept; the run is one of so many steps, bit for bit."""
-    learn = lambda config: mar.learning(config, config.data)
-    begin(tmp_path, TINY, minutes=0.02)
-    config, state = run(TINY, tmp_path, init_state(TINY), learn, minutes=0.02)
-    assert "fit into 0.02 minutes" in capsys.readouterr().err and config.steps >= 20
-    begin(tmp_path, TINY, minutes=0.02)
-    again, same = run(TINY, tmp_path, init_state(TINY), learn, minutes=0.02)
-    assert again == config == in_steps(TINY, config.steps) and "minutes" not in capsys.readouterr().err
-    chex.assert_trees_all_equal(same, state)
-    chex.assert_trees_all_equal(trained(tmp_path / "other", config), state)
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
