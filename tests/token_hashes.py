@@ -30,6 +30,7 @@ from linear_tokens import LinearTokens
 from cspd_jax import masked, text
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.coupled import CoupledCriterion
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.rounds import PathCriterion
@@ -121,6 +122,9 @@ IMAGE = {
         ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
     ),
     "self, adaptive, chains": lambda: outer_tokens(ahead(gamma=4, draft_cost=0.2), chains=CHAINS),
+    "self, coupled, groups, guided, chains": lambda: outer_tokens(
+        ahead(gamma=3, criterion=CoupledCriterion), num_iter=3, cfg=1.5, chains=CHAINS
+    ),
     "draft, path, far, guided": lambda: outer_tokens(ahead(gamma=3), draft=FAR, cfg=2.0),
     "draft, path, far, groups, guided, chains": lambda: outer_tokens(
         ahead(gamma=2, prefill=0.3, draft_cost=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
@@ -145,6 +149,8 @@ def text_tokens(drafter=None, temperature=0.8, top_k=None, top_p=None, draft_sca
     params = text_models.params(model)
     if drafter == "model":
         drafter = (model, text_models.near(params, scale=draft_scale))
+    elif drafter == "tree":
+        drafter = text.draft_tree((model, text_models.near(params, scale=draft_scale)), (2, 2, 1))
     elif drafter == "lookup":
         drafter = text.PromptLookup(shortest=1)
     options = text.Options(
@@ -160,6 +166,7 @@ TEXT = {
     "greedy, model": lambda: text_tokens("model", temperature=0.0),
     "deepmind": lambda: text_tokens("model", rule="deepmind"),
     "block, adaptive, confidence": lambda: text_tokens("model", rule="block", draft_cost=0.2, confidence=0.3),
+    "tree": lambda: text_tokens("tree", rule="tree"),
     "match": lambda: text_tokens("model", rule="match"),
     "lookup, block": lambda: text_tokens("lookup", rule="block", temperature=0.3),
     "lookup, google": lambda: text_tokens("lookup", rule="google", temperature=0.3),
@@ -183,6 +190,7 @@ MASKED = {
     ),
     "ssd, sampled, guided": lambda: masked_tokens(temperature=0.7, guidance=0.7),
     "ssd, Dream, cached": lambda: masked_tokens("dream", cached=True),
+    "ssd, sets": lambda: masked_tokens(method=SelfSpeculation(4, texts=8)),
     "schedule (lossy)": lambda: masked_tokens(method=masked.Schedule(6)),
     "schedule, Dream (lossy)": lambda: masked_tokens("dream", method=masked.Schedule(6)),
 }
