@@ -4,7 +4,6 @@
     python benchmarks/gpu.py --toy              # all of it on a CPU, at toy sizes
     python benchmarks/gpu.py --count            # the same programs counted for an H100, without one
     python benchmarks/gpu.py --only "MAR-B on a CPU"    # groups by name, some of which are left out otherwise
-    python benchmarks/gpu.py --table            # what is there, as Markdown
     python benchmarks/gpu.py --pages            # puts it into README.md and docs/benchmarks.md
 
 It runs from a checkout; nothing of ours need be installed. Rows are written one by one, the most important
@@ -194,17 +193,15 @@ def make_parser() -> Parser:
     parser.add_argument("--minutes", type=float, default=7.0, help="after which no further row begins (7)")
     parser.add_argument("--file", type=Path, help="that rows are added to (among results/)")
     parser.add_argument("--only", nargs="+", choices=groups(Scale()), metavar="GROUP", help="by name")
-    for name in ("count", "table", "pages"):
-        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--count", action="store_true")
+    parser.add_argument("--pages", action="store_true")
     return parser
 
 
 def main() -> None:
     args = begin(make_parser(), quick="--count" not in sys.argv)  # counted are kernels of optimised programs
     file = args.file or (COUNTED if args.count else MEASURED)
-    if args.table:
-        print(table(rows_of(file), rows_of(COUNTED)))
-    elif args.pages:
+    if args.pages:
         for path, text in pages(rows_of(file), rows_of(COUNTED)).items():
             path.write_text(text)
     elif args.count:

@@ -62,7 +62,7 @@ class TimestepEmbedder(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, t: Tensor) -> Tensor:
-        frequencies = torch.exp(-math.log(10_000) * torch.arange(128, dtype=torch.float32) / 128)
+        frequencies = torch.exp(-math.log(10_000) * torch.arange(128, device=t.device).float() / 128)
         angles = t[:, None].float() * frequencies[None]
         return self.mlp(
             torch.cat([torch.cos(angles), torch.sin(angles)], dim=-1).to(self.mlp[0].weight.dtype)
@@ -123,9 +123,9 @@ class DiffLoss(nn.Module):
         here."""
         guided = cfg != 1.0
         rows, dim = z.shape[0] // (1 + guided), self.net.input_proj.in_features
-        x = torch.randn(rows, dim) if noise is None else noise[-1]
+        x = z.new_empty(rows, dim).normal_() if noise is None else noise[-1]
         for i in reversed(range(s.num_steps)):
-            t = torch.full((z.shape[0],), int(s.timestep_map[i]))
+            t = torch.full((z.shape[0],), int(s.timestep_map[i]), device=z.device)
             out = self.net(torch.cat([x, x]) if guided else x, t, z)
             eps, v = out.split(dim, dim=-1)
             if guided:
@@ -170,7 +170,7 @@ class MAR(nn.Module):
         c = self.config
         batch, buffer = tokens.shape[0], c.buffer_size
         x = torch.cat([class_embedding[:, None].expand(-1, buffer, -1), self.z_proj(tokens)], dim=1)
-        known = torch.cat([torch.ones(batch, buffer, dtype=torch.bool), mask < 0.5], dim=1)
+        known = torch.cat([mask.new_ones(batch, buffer, dtype=torch.bool), mask < 0.5], dim=1)
         x = self.z_proj_ln(x + self.encoder_pos_embed_learned)
         x = x[known].reshape(batch, -1, c.encoder_width)
         for block in self.encoder_blocks:

@@ -63,19 +63,14 @@ def device() -> Any:
 
 
 @contextlib.contextmanager
-def defaults(dtype: str) -> Iterator[None]:
-    """Puts new tensors on the device, in this type, and waits for it at the end."""
+def waited_for() -> Iterator[None]:
+    """Is around what PyTorch computes: at its end the device has done it."""
     import torch
 
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        with torch.device(device()), torch.inference_mode():
-            yield
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    finally:
-        torch.set_default_dtype(before)
+    with torch.inference_mode():
+        yield
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def mar_case(
@@ -90,20 +85,22 @@ def mar_case(
 
         schedule = sampling_schedule(config.respacing if scale.toy else "ddim100")
         rows, length, first = (1 + guided) * batch, config.seq_len, config.seq_len * 3 // 8
-        with defaults(dtype):
-            model = reference_torch.MAR(config)
+        with torch.device(device()):  # not around what is timed, where it slows every call
+            model = reference_torch.MAR(config).to(getattr(torch, dtype))
+        with waited_for():
             for parameter in model.parameters():
                 parameter.normal_(0.0, 0.02)
             embedding = model.fake_latent.expand(rows, -1)
             chain = lambda z: model.diffloss.sample(z, schedule, None, 1.0, 3.0 if guided else 1.0)
             if how == "graph":
-                chain = captured(chain, torch.zeros(rows, config.decoder_width))
+                chain = captured(chain, embedding.new_zeros(rows, config.decoder_width))
 
         def run() -> Any:
-            with defaults(dtype):
-                known = torch.zeros(batch, length, config.token_dim)
+            with waited_for():
+                known = embedding.new_zeros(batch, length, config.token_dim)
                 for at in range(first, first + tokens):
-                    mask = (torch.arange(length) >= at).to(known.dtype).expand(rows, -1)
+                    mask = known.new_ones(rows, length)
+                    mask[:, :at] = 0
                     z = model.context(known.repeat(1 + guided, 1, 1), mask, embedding)[:, at]
                     known[:, at] = chain(z)
             return known
@@ -167,13 +164,13 @@ def text_case(scale: Scale) -> TorchCase:
             num_attention_heads=c.heads, intermediate_size=c.mlp_width,
             max_position_embeddings=c.max_positions,
         )  # fmt: skip
-        with defaults("bfloat16"):
-            model = transformers.GPTNeoXForCausalLM(config).to(device(), torch.bfloat16).eval()
-            prompt = torch.as_tensor(np.random.default_rng(0).integers(3, c.known_ids, (1, PROMPT)))
+        with torch.device(device()):
+            model = transformers.GPTNeoXForCausalLM(config).to(torch.bfloat16).eval()
+            prompt = torch.tensor(np.random.default_rng(0).integers(3, c.known_ids, (1, PROMPT)))
             there = torch.ones_like(prompt)
 
         def run() -> Any:
-            with defaults("bfloat16"):
+            with waited_for():
                 return model.generate(
                     prompt, attention_mask=there, max_new_tokens=count, min_new_tokens=count, do_sample=False,
                     pad_token_id=0,
