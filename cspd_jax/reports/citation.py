@@ -24,12 +24,14 @@ _OF_CLASS = {
     "text.trees.drafter.TreeDrafter": "specinfer",
 }
 _OF_VALUE = {  # of a field of a configuration or of options
+    ("coupled", True): "coupled",
     ("denoise", "speculative"): "block",
     ("family", "dream"): "dream",
     ("family", "llada"): "llada",
     ("rule", "block"): "block",
     ("rule", "deepmind"): "chen",
     ("rule", "google"): "leviathan",
+    ("rule", "tree"): "recursive",
 }
 
 
@@ -49,7 +51,7 @@ def _keys(used: Any) -> Iterator[str]:
     else:
         of = used._asdict() if hasattr(used, "_asdict") else {}
     for name, value in of.items():
-        if isinstance(value, str) and (name, value) in _OF_VALUE:
+        if isinstance(value, (str, bool)) and (name, value) in _OF_VALUE:
             yield _OF_VALUE[name, value]
         yield from _keys(value)
 
