@@ -4,7 +4,7 @@ import importlib
 import pathlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.6.0"
+__version__ = "0.7.0.dev0"
 
 # In a checkout `converters/` lies beside this folder; installed, it lies inside it.
 _ROOT = pathlib.Path(__file__).parent.parent

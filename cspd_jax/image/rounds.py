@@ -61,7 +61,7 @@ _ACCEPTED, _TESTED = 8.0, 10.0  # an image's acceptance until it has tests: so m
 
 
 class Criterion(Protocol):
-    """How the tokens of a draft model are tested, and what replaces them. Frozen and hashable."""
+    """How drafted tokens are tested, and what replaces them. Frozen and hashable."""
 
     name: ClassVar[str]  # as reports say it
 
