@@ -35,13 +35,13 @@ KEY = 3
 MESHES = {
     "data=4,model=2": (
         "trained", "plain", "plain, groups, guided, cold", "annealed checkerboard", "self",
-        "self, groups, guided", "self, both levels", "self, coupled, both levels",
+        "self, groups, guided", "self, coupled, both levels",
         "draft, adaptive, both levels", "paper, Sigma = 1, groups, guided, own noise", "released",
         "text, plain, top-k, top-p", "text, google, model", "text, block, model, adapted",
-        "text, match, model, adapted", "text, block, lookup", "text, block, head", "text, tree",
+        "text, block, lookup", "text, block, head", "text, tree",
         "masked, ssd", "masked, ssd, Dream, cached, guided", "masked, stepwise, cached", "masked, schedule",
     ),
-    "data=8": ("text, greedy, model", "self"),
+    "data=8": ("text, greedy, model",),
     "data=2,model=4": ("self, guided", "masked, ssd"),
 }  # fmt: skip
 
