@@ -229,7 +229,6 @@ TEXT = {
     "text, plain, top-k, top-p": TextWay(filtered=True),
     "text, greedy, model": TextWay("model", sampled=False),
     "text, google, model": TextWay("model", "google"),
-    "text, deepmind, model": TextWay("model", "deepmind"),
     "text, block, model, adapted": TextWay("model", "block", options=ADAPTED),
     "text, match, model, adapted": TextWay("model", "match", options=ADAPTED),
     "text, block, lookup": TextWay("lookup", "block"),

@@ -164,7 +164,6 @@ def text_tokens(drafter=None, temperature=0.8, top_k=None, top_p=None, draft_sca
 TEXT = {
     "plain": lambda: text_tokens(top_k=6, top_p=0.9),
     "greedy, model": lambda: text_tokens("model", temperature=0.0),
-    "deepmind": lambda: text_tokens("model", rule="deepmind"),
     "block, adaptive, confidence": lambda: text_tokens("model", rule="block", draft_cost=0.2, confidence=0.3),
     "tree": lambda: text_tokens("tree", rule="tree"),
     "match": lambda: text_tokens("model", rule="match"),

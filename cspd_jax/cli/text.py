@@ -20,7 +20,7 @@ from cspd_jax.networks.quantised import quantise
 from cspd_jax.parallel import default_mesh
 
 METHODS = {
-    "plain": None, "speculative": "google", "deepmind": "deepmind", "block": "block", "match": "match",
+    "plain": None, "speculative": "google", "block": "block", "match": "match",
     "tree": "tree", "auto": "block",
 }  # fmt: skip
 
@@ -39,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--method",
         choices=METHODS,
-        help="block (default): verify the whole draft at once; plain; speculative or deepmind: verify token"
+        help="block (default): verify the whole draft at once; plain; speculative: verify token"
         " by token; match: reproduce the very tokens of plain sampling; tree: verify three candidates for the"
         " next token, two for the one after each, and one more; auto: block or plain, and how many drafts,"
         " whichever a short measurement finds faster here. All of them sample from the same distribution as"

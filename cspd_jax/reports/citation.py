@@ -29,7 +29,6 @@ _OF_VALUE = {  # of a field of a configuration or of options
     ("family", "dream"): "dream",
     ("family", "llada"): "llada",
     ("rule", "block"): "block",
-    ("rule", "deepmind"): "chen",
     ("rule", "google"): "leviathan",
     ("rule", "tree"): "recursive",
 }

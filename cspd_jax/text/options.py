@@ -31,7 +31,7 @@ class Options:
     )
     rule: str | None = option(
         None,
-        "block (the default), google and deepmind sample from the same distribution as plain decoding, as"
+        "block (the default) and google sample from the same distribution as plain decoding, as"
         " does tree, the rule of draft trees; match gives its very tokens. When greedy they are all the same",
     )
     gamma: Array | int = option(

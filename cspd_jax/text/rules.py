@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import accepts, log_acceptance, uniform
+from cspd_jax.coupling.acceptance import accepts, uniform
 from cspd_jax.coupling.categorical import residual_logits, verify_block
 from cspd_jax.keys import purpose_keys
 from cspd_jax.sampling import Purpose, gumbel, gumbel_max, noise_at, point_mass, round_keys
@@ -37,16 +37,26 @@ class Verdict(NamedTuple):
 
 def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
     """Rejects a draft if r > p / q, and replaces the first rejected one by a draw from (p - q)_+."""
-    return _one_by_one(keys, length, log_p, drafts, lambda r, log_p, log_q: accepts(r, log_p - log_q))
+    gamma, num_ids = drafts.tokens.shape[1], log_p.shape[-1]
+    of_drafts = drafts.tokens[:, :, None]
+    p = jnp.take_along_axis(log_p[:, :gamma], of_drafts, axis=2)[..., 0]
+    q = jnp.zeros_like(p)
+    if drafts.log_q is not None:
+        q = jnp.take_along_axis(drafts.log_q, of_drafts, axis=2)[..., 0]
+    r = jax.vmap(lambda key: uniform(key, (gamma,), p.dtype))(round_keys(keys, Purpose.TEST, length))
+    tau = _first_failure(accepts(r, p - q), drafts.count)
 
-
-def deepmind(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Applies the same test, stated as acceptance: r < min(1, p / q), with r in [0, 1)."""
-
-    def test(r, log_p, log_q):
-        return jnp.log(jnp.minimum(r, 1 - 2.0**-24)) < log_acceptance(log_p, log_q)
-
-    return _one_by_one(keys, length, log_p, drafts, test)
+    rejected = tau < drafts.count
+    last = jnp.minimum(tau, gamma - 1)
+    if drafts.log_q is None:
+        q = point_mass(_take(drafts.tokens, last), num_ids, p.dtype)
+    else:
+        q = _take(drafts.log_q, last)
+    p = _take(log_p, tau)
+    residual = residual_logits(p, jnp.where(rejected[:, None], q, -jnp.inf))  # all of p after the last draft
+    empty = jnp.all(residual == -jnp.inf, axis=1)
+    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), num_ids, p.dtype)
+    return Verdict(tau, gumbel_max(jnp.where(empty[:, None], p, residual), noise), empty)
 
 
 def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
@@ -80,41 +90,15 @@ def agree(tokens: Array, drafts: Drafts) -> Verdict:
 
 WHY = {
     "google": "accepted drafts and draws from the residual together have the target's distribution",
-    "deepmind": "accepted drafts and draws from the residual together have the target's distribution",
     "block": "the accepted part of each draft and the token after it together have the target's distribution",
     "tree": "accepted branches and draws from what the others leave have together the target's distribution",
     "match": "every token is the target's own draw; drafts only decide how many are drawn in one pass",
 }
 RULES: dict[str, Callable[[Array, Array, Array, Drafts], Verdict]] = {
     "google": google,
-    "deepmind": deepmind,
     "block": block,
     "match": match,
 }
-
-
-def _one_by_one(keys: Array, length: Array, log_p: Array, drafts: Drafts, test: Callable) -> Verdict:
-    """Tests the drafts in order until one fails; test(r, log p, log q) of a draft decides about it."""
-    gamma, num_ids = drafts.tokens.shape[1], log_p.shape[-1]
-    of_drafts = drafts.tokens[:, :, None]
-    p = jnp.take_along_axis(log_p[:, :gamma], of_drafts, axis=2)[..., 0]
-    q = jnp.zeros_like(p)
-    if drafts.log_q is not None:
-        q = jnp.take_along_axis(drafts.log_q, of_drafts, axis=2)[..., 0]
-    r = jax.vmap(lambda key: uniform(key, (gamma,), p.dtype))(round_keys(keys, Purpose.TEST, length))
-    tau = _first_failure(test(r, p, q), drafts.count)
-
-    rejected = tau < drafts.count
-    last = jnp.minimum(tau, gamma - 1)
-    if drafts.log_q is None:
-        q = point_mass(_take(drafts.tokens, last), num_ids, p.dtype)
-    else:
-        q = _take(drafts.log_q, last)
-    p = _take(log_p, tau)
-    residual = residual_logits(p, jnp.where(rejected[:, None], q, -jnp.inf))  # all of p after the last draft
-    empty = jnp.all(residual == -jnp.inf, axis=1)
-    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), num_ids, p.dtype)
-    return Verdict(tau, gumbel_max(jnp.where(empty[:, None], p, residual), noise), empty)
 
 
 def _first_failure(passed: Array, count: Array) -> Array:

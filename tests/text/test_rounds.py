@@ -18,7 +18,7 @@ from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-RULES = ("google", "deepmind", "block", "match")
+RULES = ("google", "block", "match")
 LONGEST, NEW, MAX_GAMMA = 6, 14, 8
 SAMPLED = {"temperature": 0.9, "top_k": 7, "top_p": 0.95}
 
