@@ -109,7 +109,7 @@ def record_chains(
 ) -> tuple[Array, tuple[Array, ...]]:
     """Runs plain chains of tokens [B, G]: x_0 [B, G, d]; by step [T, B, G, d] x_0-hat, v, x_{t-1} - mean."""
     noise = bound.chain_noise(positions)
-    chains = bound.chains(z.reshape(-1, z.shape[-1]), sampler.by_row(scale, positions.shape[1]))
+    chains = sampler.group_chains(bound, z, scale)
     shape = (*positions.shape, noise.shape[-1])
     gain = jnp.full(chains.steps, chains.temperature, noise.dtype)
     if not chains.final_noise:

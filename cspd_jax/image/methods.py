@@ -254,8 +254,8 @@ class ReleasedRunner:
         return RunnerOptions(self.gamma, self.prefill, self.inner_temperature, self.max_resamples)
 
     def run(self, network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Made:
-        runner = released.Runner(self.runner, Draft(self.draft.network, self.draft.params))
-        return released.sample(network, params, keys, labels, options, runner=runner)
+        draft = Draft(self.draft.network, self.draft.params)
+        return released.sample(network, params, keys, labels, options, runner=self.runner, draft=draft)
 
     def steps(self, network: TokenModel, *batch: Any) -> Steps:
         yield network.seq_len, self.run(network, *batch[:4])
