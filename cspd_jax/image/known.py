@@ -32,20 +32,6 @@ class Known:
     tokens: Any
     mask: Any
 
-    @property
-    def count(self) -> Any:
-        """[N] tokens that stay."""
-        mask = self.mask if hasattr(self.mask, "sum") else np.asarray(self.mask)
-        return mask.sum(axis=-1)
-
-
-def in_turn(known: Known, numbers: np.ndarray) -> Known:
-    """Returns what is known of images with these numbers, which take the pictures in turn."""
-    one = np.ndim(known.tokens) == 2, np.ndim(known.mask) == 1  # for all images
-    pictures = len(known.mask if one[0] else known.tokens)
-    parts = zip((known.tokens, known.mask), one)
-    return Known(*(part if same else part[numbers % pictures] for part, same in parts))
-
 
 class Kept(NamedTuple):
     """Known tokens in the order of generation, which begins with them.

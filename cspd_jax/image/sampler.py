@@ -255,10 +255,11 @@ def sample(
 
 def stream(
     network: TokenModel, params: Any, keys: Array, labels: Array, options: Options, pieces: int | None = None
-) -> Iterator[tuple[int, Made]]:
+) -> Iterator[tuple[Array | int, Made]]:
     """Generates a batch in about so many pieces (an AR step each), for progress bars and animations.
 
-    Yields the number of known tokens, and what there is: tokens (zero where unknown) and what they took.
+    Yields the number of known tokens ([B] where some were known before), and what there is: tokens (zero
+    where unknown) and what they took.
     """
     bound = _bind(network, params, keys, labels, options)
     state, segments = empty_state(bound), plan_segments(network.seq_len, options)
@@ -269,7 +270,8 @@ def stream(
         for some in (groups[i : i + several] for i in range(0, len(groups), several)):
             state, more = _ar_steps(bound, segment, state, group_arrays(some, options))
             known, work = some[-1].start + some[-1].size, add_up(work, more)
-            yield known, _output(bound, state.tokens, known, work)
+            made = _output(bound, state.tokens, known, work)
+            yield known if bound.kept is None else jnp.maximum(known, bound.kept.number), made
 
 
 def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> Made:
@@ -302,21 +304,10 @@ def empty_state(bound: BoundModel) -> PlainState:
     cache, tokens = None, put_back(bound.kept, tokens)
     if isinstance(network, CachedTokenModel):
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
-        if bound.kept is not None:
-            cache = _with_known(bound, network, cache, tokens, bound.kept.number)
+        if bound.kept is not None:  # from one call; what follows the known tokens is overwritten unread
+            whole = Segment(network.seq_len, network.seq_len, str(bound.options.respacing))
+            _, _, cache = group_context(bound, whole, PlainState(tokens, cache), jnp.int32(0))
     return PlainState(tokens, cache, tokens[:, 0] if bound.options.separate_first else None)
-
-
-def _with_known(
-    bound: BoundModel, network: CachedTokenModel, cache: Any, tokens: Array, number: Array
-) -> Any:
-    """Returns the cache with all known tokens in it, from one call; what follows them is overwritten before
-    it is read."""
-    rows, length = bound.order.shape
-    halves = rows // len(tokens)
-    every = jnp.broadcast_to(jnp.arange(length), (rows, length))
-    given = (jnp.tile(tokens[:, :length], (halves, 1, 1)), bound.order, jnp.tile(number, halves))
-    return network.extend(bound.params, cache, *given, bound.class_embedding, every, bucket=length)[1]
 
 
 def cache_work(bound: BoundModel) -> Work:
