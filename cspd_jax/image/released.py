@@ -340,7 +340,7 @@ def sample(
         state, spent = sampler.one_by_one(target, step, state, steps)
         counts = add_up(counts, spent)
     made = sampler.output(target, state.tokens, length, counts.target)
-    marks = by_position(state.marks[:, :length, None], target.order[: target.images])[..., 0]
+    marks = by_position(state.marks[:, :length], target.order[: target.images])
     return made._replace(marks=marks, counts=made.counts._replace(draft=counts.draft))
 
 

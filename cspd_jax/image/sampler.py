@@ -17,17 +17,7 @@ import jax.numpy as jnp
 from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.image.bound import BoundModel, bind, by_position, embed_time
 from cspd_jax.image.chain import speculate_chain
-from cspd_jax.image.counts import (
-    Counts,
-    Made,
-    Work,
-    add_up,
-    calls,
-    chain_work,
-    no_work,
-    steps_by_position,
-    steps_made,
-)
+from cspd_jax.image.counts import Counts, Made, Work, add_up, calls, chain_work, no_work
 from cspd_jax.image.known import put_back
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.options import Options
@@ -279,10 +269,11 @@ def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> 
     images, length = bound.images, bound.order.shape[1]
     visible = (jnp.arange(length) < known)[None, :, None]
     shown = put_back(bound.kept, jnp.where(visible, tokens[:, :length], 0))
-    groups = bound.options.groups(length)
-    counts = Counts(steps_made(bound, groups), work, no_work(images))
+    ends = jnp.array([group.start + group.size for group in bound.options.groups(length)])
+    begun = jnp.zeros(images, jnp.int32) if bound.kept is None else bound.kept.number
+    rounds = jnp.sum(begun[:, None] < ends, axis=1, dtype=jnp.int32)  # in which a token was missing
     marks = jnp.zeros((images, length), jnp.int8)
-    return Made(by_position(shown, bound.order[:images]), marks, steps_by_position(bound, groups), counts)
+    return Made(by_position(shown, bound.order[:images]), marks, Counts(rounds, work, no_work(images)))
 
 
 _bind = jax.jit(bind, static_argnames=("network",))
