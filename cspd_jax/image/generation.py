@@ -310,7 +310,6 @@ def _watched(
 
 def _joined(parts: list[tuple[Array, Info]], count: int) -> tuple[Array, Info]:
     """Joins batches: what is by image one after the other, and what is counted added up."""
-    tokens, infos = zip(*parts)
     is_calls = lambda node: isinstance(node, Calls)
 
     def joined(*those: Any) -> Any:
@@ -318,7 +317,7 @@ def _joined(parts: list[tuple[Array, Info]], count: int) -> tuple[Array, Info]:
             return Calls(*(np.sum(numbers) for numbers in zip(*those)))
         return np.concatenate(those)[:count]
 
-    return joined(*tokens), jax.tree.map(joined, *infos, is_leaf=is_calls)
+    return jax.tree.map(joined, *parts, is_leaf=is_calls)
 
 
 def stream(

@@ -228,10 +228,7 @@ class ReleasedRunner:
     """The published implementation of the paper, number for number. Lossy: see `image.released`.
 
     draft: the smaller model, of the same tokens.
-    gamma: the target judges after AR steps that are multiples of it.
-    prefill: up to this share of the AR steps, and in the first, the target generates.
-    inner_temperature: divides the distance in the test.
-    max_resamples: proposals for a block, before a zero is left.
+    gamma, prefill, inner_temperature, max_resamples: as of `image.released.RunnerOptions`.
     """
 
     draft: ImageModel

@@ -108,7 +108,8 @@ def ar_step(
         missing = group.first + jnp.arange(segment.width) >= bound.kept.number[:, None]
         used &= jnp.tile(missing, (len(used) // len(missing), 1))
     x, seen = (draw or draw_tokens)(bound, z, positions, used, group.scale)
-    x, first = to_token(bound.network, x), state.uncond_first
+    x = bound.network.finish(x) if isinstance(bound.network, CausalTokenModel) else x
+    first = state.uncond_first
     if segment.separate_first:
         x, first = x[: len(state.tokens)], x[len(state.tokens) :, 0].astype(state.tokens.dtype)
         first = put_back(bound.kept, first[:, None])[:, 0]
@@ -122,11 +123,6 @@ def both_halves(bound: BoundModel) -> BoundModel:
     keys = jnp.concatenate([bound.keys, purpose_keys(bound.keys, Purpose.UNCONDITIONAL)])
     options = dataclasses.replace(bound.options, guided=False)
     return dataclasses.replace(bound, keys=keys, options=options)
-
-
-def to_token(network: TokenModel, x: Array) -> Array:
-    """Returns the tokens that the ends of chains x [..., d] stand for."""
-    return network.finish(x) if isinstance(network, CausalTokenModel) else x
 
 
 def group_context(
