@@ -88,17 +88,6 @@ class ScheduledStep(NamedTuple):
     block: tuple[int, int] | None
 
 
-class StepArrays(NamedTuple):
-    """A step in a `scan`: a group as in `GroupArrays`, and the block that is judged after it, of size 0 if
-    there is none."""
-
-    first: Array
-    size: Array
-    scale: Array
-    block_first: Array
-    block_size: Array
-
-
 class Segment(NamedTuple):
     """What steps of one model that run in one `scan` have in common.
 
@@ -138,8 +127,9 @@ def schedule(length: int, num_iter: int, options: RunnerOptions) -> tuple[Schedu
 
 def plan_segments(
     steps: tuple[ScheduledStep, ...], length: int, options: Options
-) -> list[tuple[Segment, StepArrays]]:
-    """Cuts where the draft takes over, and where the known tokens outgrow an encoder prefix."""
+) -> list[tuple[Segment, GroupArrays, GroupArrays]]:
+    """Cuts where the draft takes over, and where the known tokens outgrow an encoder prefix. Returns the
+    groups too, and the block that is judged after each, of size 0 if there is none."""
     prefixes = prefix_lengths(length, options.prefix_buckets or 1)
 
     def place(step: ScheduledStep) -> tuple[bool, int]:
@@ -148,11 +138,12 @@ def plan_segments(
     segments = []
     for (drafted, bucket), run in itertools.groupby(steps, place):
         groups, _, judged = zip(*run)
-        blocks = [block or (0, 0) for block in judged]
-        widths = max(group.size for group in groups), max(size for _, size in blocks)
+        firsts, sizes = zip(*(block or (0, 0) for block in judged))
+        widths = max(group.size for group in groups), max(sizes)
         shapes = (sampler.Segment(bucket, width, str(options.respacing)) for width in widths)
-        arrays = StepArrays(*sampler.group_arrays(groups, options), *jnp.array(blocks).T)
-        segments.append((Segment(drafted, *shapes), arrays))
+        arrays = sampler.group_arrays(groups, options)
+        blocks = GroupArrays(jnp.array(firsts), jnp.array(sizes), arrays.scale)
+        segments.append((Segment(drafted, *shapes), arrays, blocks))
     return segments
 
 
@@ -330,14 +321,14 @@ def sample(
     target, drafting = bind(network, params, *shared), bind(draft.network, draft.params, *shared)
     inputs, length = Inputs(target, drafting, runner, recorded), network.seq_len
     segments = plan_segments(schedule(length, options.num_iter or length, runner), length, options)
-    padding = max(max(segment.group.width, segment.block.width) for segment, _ in segments) - 1
+    padding = max(max(segment.group.width, segment.block.width) for segment, *_ in segments) - 1
     zeros = jnp.zeros((len(keys), length + padding, network.token_dim), target.dtype)
     marks = jnp.zeros(zeros.shape[:2], jnp.int8)
     state = RunnerState(put_back(target.kept, zeros), ChainEnd(Gaussian(zeros, zeros), zeros), marks)
     counts = no_counts(len(keys))
-    for segment, steps in segments:
+    for segment, groups, blocks in segments:
         step = functools.partial(ar_step, inputs, segment)
-        state, spent = sampler.one_by_one(target, step, state, steps)
+        state, spent = sampler.one_by_one(target, step, state, groups, blocks)
         counts = add_up(counts, spent)
     made = sampler.output(target, state.tokens, length, counts.target)
     marks = by_position(state.marks[:, :length], target.order[: target.images])
@@ -345,12 +336,12 @@ def sample(
 
 
 def ar_step(
-    inputs: Inputs, segment: Segment, state: RunnerState, step: StepArrays
+    inputs: Inputs, segment: Segment, state: RunnerState, group: GroupArrays, block: GroupArrays
 ) -> tuple[RunnerState, Counts]:
     """Generates a group, and judges the block if one ends here."""
-    bound, group = inputs.draft if segment.drafted else inputs.target, GroupArrays(*step[:3])
+    bound = inputs.draft if segment.drafted else inputs.target
     made, (end, work) = sampler.ar_step(bound, segment.group, PlainState(state.tokens), group, draw_ends)
-    write = lambda old, new: sampler.write_group(old, new, step.first)
+    write = lambda old, new: sampler.write_group(old, new, group.first)
     state = state._replace(tokens=made.tokens, end=jax.tree.map(write, state.end, end))
     counts = no_counts(bound.images)
     counts = counts._replace(draft=work) if segment.drafted else counts._replace(target=work)
@@ -358,8 +349,7 @@ def ar_step(
         return state, counts
     judging = functools.partial(judge, inputs, segment.block)
     not_judging = lambda state, block: (state, no_work(bound.images))
-    block = GroupArrays(step.block_first, step.block_size, step.scale)
-    state, judged = jax.lax.cond(step.block_size > 0, judging, not_judging, state, block)
+    state, judged = jax.lax.cond(block.size > 0, judging, not_judging, state, block)
     return state, counts._replace(target=add_up(counts.target, judged))
 
 

@@ -191,21 +191,23 @@ def ar_steps(
     return one_by_one(bound, step, state, groups)
 
 
-def one_by_one(bound: BoundModel, step: Callable[..., Any], state: Any, groups: Any) -> tuple[Any, Any]:
-    """Takes steps (state, group) -> (state, counts) and adds up what they count. Those of which every image
-    knows all tokens are left out."""
-    kept = bound.kept
+def one_by_one(
+    bound: BoundModel, step: Callable[..., Any], state: Any, groups: GroupArrays, *more: Any
+) -> tuple[Any, Any]:
+    """Takes steps (state, group, ...) -> (state, counts) and adds up what they count. Those of which every
+    image knows all tokens are left out."""
 
-    def nothing(state: Any, group: Any) -> tuple[Any, Any]:
-        _, seen = jax.eval_shape(step, state, group)
-        return state, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), seen)
+    def nothing(*given: Any) -> tuple[Any, Any]:
+        _, seen = jax.eval_shape(step, *given)
+        return given[0], jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), seen)
 
-    def maybe(state: Any, group: Any) -> tuple[Any, Any]:
-        assert kept is not None
-        needed = jnp.any(kept.number < group.first + group.size)
-        return jax.lax.cond(needed, step, nothing, state, group)
+    def maybe(state: Any, inputs: Any) -> tuple[Any, Any]:
+        if bound.kept is None:
+            return step(state, *inputs)
+        needed = jnp.any(bound.kept.number < inputs[0].first + inputs[0].size)
+        return jax.lax.cond(needed, step, nothing, state, *inputs)
 
-    state, counts = jax.lax.scan(step if kept is None else maybe, state, groups)
+    state, counts = jax.lax.scan(maybe, state, (groups, *more))
     return state, jax.tree.map(lambda a: jnp.sum(a, axis=0, dtype=a.dtype), counts)
 
 
