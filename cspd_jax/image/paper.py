@@ -163,8 +163,8 @@ def replace_rejected(
     state = accept(inputs, state, drafted, prefix)
     group = state.group
     n, at = prefix.n, jnp.minimum(prefix.n, gamma - 1)
-    rejected = prefix.tested[lanes, at] & ~prefix.kept[lanes, at] & (n < gamma)[:, None]
-    undrafted = ~jnp.any(prefix.tested[lanes, at] & (n < gamma)[:, None], axis=1)
+    rejected = prefix.tested[lanes, at] & ~prefix.kept[lanes, at]  # none in a group that is kept whole
+    undrafted = ~jnp.any(rejected, axis=1)
     here = positions(inputs, group[:, None])
     p, q, log_sigma = jax.tree.map(lambda a: a[lanes, at], (test.p, test.q, test.log_sigma))
     keys = token_keys(inputs, here, Purpose.PROPOSAL)[:, 0]

@@ -76,13 +76,12 @@ def ask(
     negative: str = "",
     *,
     grid: tuple[int, int] | None = None,
-    normalise: bool | None = None,
 ) -> ImageModel:
     """Makes these texts the classes of the model, by the tokenizer that lies beside its weights; encoded
     once, whatever is generated from them.
 
     negative: the unconditional prompt, for guidance.
-    grid, normalise: as for `bind`.
+    grid: as for `bind`.
 
     As NextStep-1 is asked, a prompt is the ids of the text, those of the size of the image, and the one that
     begins an image. The tokenizer must not add ids of its own at the end of a text.
@@ -97,7 +96,7 @@ def ask(
     if size[0] in config.lm.bos_ids:  # it begins the text already
         size = size[1:]
     rows = [[*tokenizer.encode(text), *size, *config.image_ids] for text in (*texts, negative)]
-    return bind(model, rows[:-1], rows[-1], grid=grid, normalise=normalise, texts=texts)
+    return bind(model, rows[:-1], rows[-1], grid=grid, texts=texts)
 
 
 def _config(model: ImageModel) -> NextStepConfig:
