@@ -301,7 +301,7 @@ def _watched(
     done, made = 0, None
     for known, made in method.steps(model.network, model.params, keys, jnp.asarray(labels), options, PIECES):
         made.tokens.block_until_ready()
-        now = int(np.mean(known))
+        now = int(np.mean(np.asarray(known)))
         bar.update(now - done)
         done = now
     assert made is not None
@@ -329,4 +329,4 @@ def stream(
     settled = resolve(model, method, options, len(found))
     keys = keys_per_row(key, len(found))
     steps = method.steps(model.network, model.params, keys, jnp.asarray(found), settled)
-    return ((float(np.mean(known)), made.tokens) for known, made in steps)
+    return ((float(np.mean(np.asarray(known))), made.tokens) for known, made in steps)
