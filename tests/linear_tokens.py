@@ -109,7 +109,8 @@ def noise_of(method, network, options, images, by=None):
     order = np.asarray(jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), network.seq_len))
     known = np.zeros(images, int)
     if options.known is not None:  # comes first
-        known, mask = np.asarray(options.known.count), np.asarray(options.known.mask)
+        mask = np.asarray(options.known.mask)
+        known = mask.sum(axis=-1)
         rank = np.argsort(order, axis=1)
         order = np.argsort(np.where(mask, rank - network.seq_len, rank), axis=1)
     tokens = np.take_along_axis(np.asarray(tokens, np.float64), order[..., None], axis=1)

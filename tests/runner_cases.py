@@ -136,8 +136,8 @@ def runner_units(r: Runner, max_tries: int = 100) -> Iterator[Case]:
         yield at + "out", difference(out[0, :count], r[at + "out"]), 1e-5
 
 
-def run_draws(r: Runner, run: str, max_tries: int) -> released.RecordedDraws:
-    """The recorded uniforms and normals by position; zero where nothing was drawn."""
+def run_draws(r: Runner, run: str, max_tries: int) -> tuple[np.ndarray, ...]:
+    """The recorded uniforms and normals by position, as `Recorded` has them; zero where nothing was drawn."""
     images, length, dim = r[f"{run}/noise"].shape
     test = np.zeros((images, length), np.float32)
     normals = np.zeros((max_tries, images, length, dim), np.float32)
@@ -149,7 +149,7 @@ def run_draws(r: Runner, run: str, max_tries: int) -> released.RecordedDraws:
             tries = len(r[at + "resample_normal"])
             normals[:tries, row, position] = r[at + "resample_normal"]
             uniforms[:tries, row, position] = r[at + "resample_uniform"]
-    return released.RecordedDraws(test, normals, uniforms)
+    return test, normals, uniforms
 
 
 def runner_generation(r: Runner, run: str) -> Iterator[Case]:
@@ -164,11 +164,12 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
         keys,
         labels,
         options,
-        runner=released.Runner(runner_options, Draft(draft.model, draft.params)),
+        runner=runner_options,
+        draft=Draft(draft.model, draft.params),
         recorded=released.Recorded(
-            order=r[f"{run}/orders"][..., ::-1],
-            noise=np.concatenate([inner, first[None]]),
-            draws=run_draws(r, run, runner_options.max_resamples),
+            r[f"{run}/orders"][..., ::-1],
+            np.concatenate([inner, first[None]]),
+            *run_draws(r, run, runner_options.max_resamples),
         ),
     )
     accepted, zeros = np.zeros(first.shape[:2], bool), 0

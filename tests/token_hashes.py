@@ -92,7 +92,7 @@ def released_tokens(draft, cfg=1.0, num_iter=6, **options):
     made = released.sample(
         TARGET, None, row_keys(jax.random.key(1), IMAGES), _labels(),
         _options(cfg=cfg, num_iter=num_iter, final_noise=False),
-        runner=released.Runner(released.RunnerOptions(**options), rounds.Draft(draft)),
+        runner=released.RunnerOptions(**options), draft=rounds.Draft(draft),
     )  # fmt: skip
     return made.tokens, made.marks != 0, made.marks > 0
 

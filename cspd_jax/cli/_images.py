@@ -16,7 +16,6 @@ from cspd_jax.check import UserError
 from cspd_jax.cli._flags import add_common, add_fields, from_flags, labels
 from cspd_jax.image import pixels, prompts
 from cspd_jax.image.generation import Request, as_labels
-from cspd_jax.image.known import in_turn
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.options import FIELDS
 from cspd_jax.image.regions import NAMES, size_of
@@ -166,8 +165,7 @@ def _known_of(args: argparse.Namespace, model: ImageModel, vae: VAE | None, imag
         files = files_in(args.image, _SUFFIXES) if os.path.isdir(args.image) else [Path(args.image)]
         pictures = np.stack([_read(file, model, "L" if grey else "RGB") for file in files])
         tokens = pixels.to_tokens(model, pictures, vae)
-    mask = np.broadcast_to(image.keep(region, model, args.seed), tokens.shape[:2])
-    return in_turn(image.Known(tokens, mask), np.arange(images))
+    return image.Known(tokens[np.arange(images) % len(tokens)], image.keep(region, model, args.seed))
 
 
 def _read(file: str | Path, model: ImageModel, mode: str) -> np.ndarray:

@@ -148,5 +148,5 @@ def float_type(network: TokenModel) -> Any:
 
 
 def by_position(tokens: Array, order: Array) -> Array:
-    """Returns tokens [B, L, d] in the order of generation by position."""
-    return jnp.take_along_axis(tokens, jnp.argsort(order, axis=1)[:, :, None], axis=1)
+    """Returns what is in the order of generation, [B, L, ...], by position."""
+    return jax.vmap(lambda a, index: a[index])(tokens, jnp.argsort(order, axis=1))

@@ -11,7 +11,6 @@ how many head calls speculation takes and nothing else: foreign gains are slower
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from pathlib import Path
@@ -57,12 +56,23 @@ def drafter_for(model: ImageModel, options: Options) -> NoiseCorrected:
 
 
 def measure(model: ImageModel, options: Options) -> NoiseCorrected:
-    """Fits the drafter on images of the model's first classes; UserError where they are not finite."""
+    """Fits the drafter on images of the model's first classes; UserError where they are not finite.
+
+    Of the options only what the gains depend on is used: respacing, guidance and temperature.
+    """
     images = max(1, CHAINS // model.network.seq_len)
     keys = row_keys(seed_key(_SEED), images)
     labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
-    cfg = float(np.mean(options.cfg))
-    options = dataclasses.replace(options, cfg=cfg, chain_drafter=None, draft_drafter=None, known=None)
+    options = Options(
+        num_iter=min(_AR_STEPS, model.network.seq_len),
+        respacing=options.respacing,
+        cfg=float(np.mean(options.cfg)),
+        cfg_schedule="linear" if options.separate_first else options.cfg_schedule,  # the first token of many
+        temperature=options.temperature,
+        final_noise=options.final_noise,
+        order=options.order if isinstance(options.order, Raster) else None,
+        guided=options.guided,
+    )
     found = calibrate(model.network, model.params, keys, labels, options)
     if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found)):
         raise UserError(
@@ -72,44 +82,28 @@ def measure(model: ImageModel, options: Options) -> NoiseCorrected:
     return found
 
 
+@functools.partial(jax.jit, static_argnames=("network",))
 def calibrate(
     network: TokenModel, params: Any, keys: Array, labels: Array, options: Options
 ) -> NoiseCorrected:
-    """Fits the drafter on B images with these keys and labels [B].
-
-    Of the options only what the gains depend on is used: respacing, guidance and temperature.
-    """
-    options = dataclasses.replace(
-        options,
-        num_iter=min(_AR_STEPS, network.seq_len),
-        prefix_buckets=1,
-        denoise="plain",
-        order=options.order if isinstance(options.order, Raster) else None,
-        cfg_schedule="linear" if options.separate_first else options.cfg_schedule,  # the first token of many
-    )
-    return _calibrate(network, params, keys, labels, options)
-
-
-@functools.partial(jax.jit, static_argnames=("network",))
-def _calibrate(
-    network: TokenModel, params: Any, keys: Array, labels: Array, options: Options
-) -> NoiseCorrected:
+    """Fits the drafter on B images with these keys and labels [B]."""
     bound = bind(network, params, keys, labels, options)
     ((segment, groups),) = sampler.plan_segments(network.seq_len, options)
     step = functools.partial(sampler.ar_step, bound, segment, draw=record_chains)
     state, seen = jax.lax.scan(step, sampler.empty_state(bound), sampler.group_arrays(groups, options))
     limit = _SPARE * jnp.max(jnp.abs(state.tokens[:, : network.seq_len]))
-    used = jnp.array([[i < g.size for i in range(segment.width)] for g in groups])
-    x0, v, deviation = (jnp.moveaxis(a, 1, 0) for a in seen)
-    return fit(x0, v, deviation, used[:, None, :], limit)  # [S, 1, G] for [S, T, B, G, d]
+    *by_step, used = seen
+    x0, v, deviation = (jnp.moveaxis(a, 1, 0) for a in by_step)  # [S, T, B, G, d]
+    return fit(x0, v, deviation, used, limit)
 
 
 def record_chains(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Runs plain chains of tokens [B, G]: x_0 [B, G, d]; by step [T, B, G, d] x_0-hat, v, x_{t-1} - mean."""
+    """Runs plain chains of tokens [B, G]: x_0 [B, G, d]; by step [T, B, G, d] x_0-hat, v, x_{t-1} - mean;
+    and which are used."""
     noise = bound.chain_noise(positions)
-    chains = bound.chains(z.reshape(-1, z.shape[-1]), sampler.by_row(scale, positions.shape[1]))
+    chains = sampler.group_chains(bound, z, scale)
     shape = (*positions.shape, noise.shape[-1])
     gain = jnp.full(chains.steps, chains.temperature, noise.dtype)
     if not chains.final_noise:
@@ -125,7 +119,7 @@ def record_chains(
         return p.mean + deviation, (x0, v, deviation)
 
     x, seen = jax.lax.scan(step, noise[-1], (chains.time, chains.c, noise[:-1], gain), reverse=True)
-    return x.reshape(shape), tuple(a.reshape(-1, *shape) for a in seen)
+    return x.reshape(shape), (*(a.reshape(-1, *shape) for a in seen), used)
 
 
 def fit(x0: Array, v: Array, deviation: Array, used: Array, limit: Array) -> NoiseCorrected:

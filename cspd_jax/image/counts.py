@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.image.bound import BoundModel, by_position
 from cspd_jax.image.chain import ChainCounts
-from cspd_jax.image.order import Group
 from cspd_jax.info import Calls, Exactness, Info
 
 Array = jax.Array
@@ -21,7 +18,6 @@ class Work(NamedTuple):
 
     backbone: calls of the backbone; a row is a sequence of tokens.
     head: calls of the head; a row is one denoising step of a token.
-    chain_calls: [B] with speculation along the chains, calls until each of them was finished, added up.
     chain_tested: [B] denoising steps that were tested drafts.
     chain_accepted: [B] those that were kept.
     truncated: [B] draws from a residual that were given up.
@@ -29,7 +25,6 @@ class Work(NamedTuple):
 
     backbone: Calls
     head: Calls
-    chain_calls: Array
     chain_tested: Array
     chain_accepted: Array
     truncated: Array
@@ -54,23 +49,19 @@ class Made(NamedTuple):
     tokens: [B, L, d]
     marks: int8 [B, L] 0 for a token of the target's own, k for an accepted draft and -k for a rejected one,
         drafted k groups ahead.
-    steps: int32 [B, L] the AR step that each token belongs to.
     counts: what it took.
     """
 
     tokens: Array
     marks: Array
-    steps: Array
     counts: Counts
 
 
 class ImageTrace(NamedTuple):
-    """What an `Info` tells of images besides: `marks` and `steps` of `Made`, and [B] what speculation along
-    the chains did, as in `Work`."""
+    """What an `Info` tells of images besides: the `marks` of `Made`, and [B] what speculation along the
+    chains did, as in `Work`."""
 
     marks: Array
-    steps: Array
-    chain_calls: Array
     chain_tested: Array
     chain_accepted: Array
 
@@ -95,7 +86,7 @@ def info_of(made: Made, judgement: Exactness, gamma: int, known: Array | None) -
             "draft backbone": draft.backbone,
             "draft head": draft.head,
         },
-        trace=ImageTrace(made.marks, made.steps, *target[2:5]),
+        trace=ImageTrace(made.marks, target.chain_tested, target.chain_accepted),
         judgement=judgement,
     )
 
@@ -103,7 +94,7 @@ def info_of(made: Made, judgement: Exactness, gamma: int, known: Array | None) -
 def no_work(images: int) -> Work:
     """Returns the work of so many images before anything happened."""
     none = jnp.zeros(images, jnp.int32)
-    return Work(calls(0, 0), calls(0, 0), none, none, none, none)
+    return Work(calls(0, 0), calls(0, 0), none, none, none)
 
 
 def no_counts(images: int) -> Counts:
@@ -118,28 +109,10 @@ def calls(rows: int, times: int = 1) -> Calls:
 
 def chain_work(counts: ChainCounts, images: int) -> Work:
     """Adds up by image the counts of chains [R], which come image by image."""
-    called, tested, accepted, truncated = (
-        jnp.sum(a.reshape(images, -1), axis=1, dtype=a.dtype) for a in counts[1:]
-    )
-    return Work(calls(0, 0), counts.head, called, tested, accepted, truncated)
+    by_image = (jnp.sum(a.reshape(images, -1), axis=1, dtype=a.dtype) for a in counts[2:])
+    return Work(calls(0, 0), counts.head, *by_image)
 
 
 def add_up(*parts):
     """Adds up several records of what happened."""
     return jax.tree.map(lambda *numbers: sum(numbers[1:], numbers[0]), *parts)
-
-
-def steps_by_position(bound: BoundModel, groups: Sequence[Group]) -> Array:
-    """Returns the AR step that each token belongs to, [B, L] by position."""
-    sizes = jnp.array([group.size for group in groups])
-    length, order = bound.network.seq_len, bound.order[: bound.images]
-    steps = jnp.repeat(jnp.arange(len(groups), dtype=jnp.int32), sizes, total_repeat_length=length)
-    return by_position(jnp.broadcast_to(steps, order.shape)[..., None], order)[..., 0]
-
-
-def steps_made(bound: BoundModel, groups: Sequence[Group]) -> Array:
-    """Returns the AR steps in which each image lacks a token, [B]."""
-    if bound.kept is None:
-        return jnp.full(bound.images, len(groups), jnp.int32)
-    ends = jnp.array([group.start + group.size for group in groups])
-    return jnp.sum(bound.kept.number[:, None] < ends, axis=1, dtype=jnp.int32)

@@ -23,7 +23,7 @@ from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.calibration import drafter_for
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.counts import info_of
+from cspd_jax.image.counts import Made, info_of
 from cspd_jax.image.known import of_every_image
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.methods import Method, Plain
@@ -63,7 +63,11 @@ def sample(
     """
     keys, labels = as_typed(keys), jnp.asarray(labels)
     chex.assert_shape([keys, labels], (len(labels),))
-    made = method.run(network, params, keys, labels, options)
+    return _told(method.run(network, params, keys, labels, options), method, options)
+
+
+def _told(made: Made, method: Method, options: Options) -> tuple[Array, Info]:
+    """Returns the tokens, and what is to be said of them."""
     known = None if options.known is None else options.known.mask
     return made.tokens, _info(made, judgement(method, options), method.ahead, known)
 
@@ -220,18 +224,18 @@ def run(
     progress: bool = False,
 ) -> tuple[Array, Info]:
     """Generates images with these keys and labels [N], whose options are settled, `rows` side by side."""
-    count, parts = len(labels), []
-    size, steps = min(rows or count, count), len(options.groups(model.network.seq_len))
-    title = {"desc": f"{count} images", "unit": "step", "disable": not progress}
-    with Bar(total=-(-count // size) * steps, mininterval=0.5, **title) as bar:
+    count, parts, length = len(labels), [], model.network.seq_len
+    size = min(rows or count, count)
+    title = {"desc": f"{count} images", "unit": "token", "disable": not progress}
+    with Bar(total=-(-count // size) * length, mininterval=0.5, **title) as bar:
         for first in range(0, count, size):
             index = np.minimum(first + np.arange(size), count - 1)
             batch = keys[index], labels[index], of_images(options, index)
             if progress and model.mesh is None:
-                parts.append(_watched(bar, steps, model, method, *batch))
+                parts.append(_watched(bar, model, method, *batch))
             else:
                 parts.append(_run(model, method, *batch))
-                bar.update(steps)
+                bar.update(length)
     return parts[0] if len(parts) == 1 else _joined(parts, count)
 
 
@@ -290,32 +294,22 @@ def _on_mesh(by_row: Any, shared: Any, *, network: TokenModel, method: Any, mesh
 
 
 def _watched(
-    bar: Bar, steps: int, model: ImageModel, method: Method, keys: Array, labels: Any, options: Options
+    bar: Bar, model: ImageModel, method: Method, keys: Array, labels: Any, options: Options
 ) -> tuple[Array, Info]:
-    """Makes a batch in pieces, and moves the bar as they come."""
-    starts = [group.start for group in options.groups(model.network.seq_len)]
+    """Makes a batch in pieces, and moves the bar as they come, by the tokens that an image knows on
+    average."""
     done, made = 0, None
     for known, made in method.steps(model.network, model.params, keys, jnp.asarray(labels), options, PIECES):
         made.tokens.block_until_ready()
-        now = int(np.searchsorted(starts, _known(known, options)))  # AR steps whose tokens are known
+        now = int(np.mean(np.asarray(known)))
         bar.update(now - done)
         done = now
     assert made is not None
-    return made.tokens, _info(
-        made, judgement(method, options), method.ahead, None if options.known is None else options.known.mask
-    )
-
-
-def _known(made: Any, options: Options) -> float:
-    """Counts the tokens that an image knows, on average, where those before index `made` ([] or [B]) of its
-    order are made; those that were kept count as soon as it begins."""
-    kept = 0 if options.known is None else np.asarray(options.known.count)
-    return float(np.mean(np.maximum(np.asarray(made), kept)))
+    return _told(made, method, options)
 
 
 def _joined(parts: list[tuple[Array, Info]], count: int) -> tuple[Array, Info]:
     """Joins batches: what is by image one after the other, and what is counted added up."""
-    tokens, infos = zip(*parts)
     is_calls = lambda node: isinstance(node, Calls)
 
     def joined(*those: Any) -> Any:
@@ -323,7 +317,7 @@ def _joined(parts: list[tuple[Array, Info]], count: int) -> tuple[Array, Info]:
             return Calls(*(np.sum(numbers) for numbers in zip(*those)))
         return np.concatenate(those)[:count]
 
-    return joined(*tokens), jax.tree.map(joined, *infos, is_leaf=is_calls)
+    return jax.tree.map(joined, *parts, is_leaf=is_calls)
 
 
 def stream(
@@ -335,4 +329,4 @@ def stream(
     settled = resolve(model, method, options, len(found))
     keys = keys_per_row(key, len(found))
     steps = method.steps(model.network, model.params, keys, jnp.asarray(found), settled)
-    return ((_known(known, settled), made.tokens) for known, made in steps)
+    return ((float(np.mean(np.asarray(known))), made.tokens) for known, made in steps)

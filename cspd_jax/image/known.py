@@ -32,20 +32,6 @@ class Known:
     tokens: Any
     mask: Any
 
-    @property
-    def count(self) -> Any:
-        """[N] tokens that stay."""
-        mask = self.mask if hasattr(self.mask, "sum") else np.asarray(self.mask)
-        return mask.sum(axis=-1)
-
-
-def in_turn(known: Known, numbers: np.ndarray) -> Known:
-    """Returns what is known of images with these numbers, which take the pictures in turn."""
-    one = np.ndim(known.tokens) == 2, np.ndim(known.mask) == 1  # for all images
-    pictures = len(known.mask if one[0] else known.tokens)
-    parts = zip((known.tokens, known.mask), one)
-    return Known(*(part if same else part[numbers % pictures] for part, same in parts))
-
 
 class Kept(NamedTuple):
     """Known tokens in the order of generation, which begins with them.
@@ -63,21 +49,19 @@ def of_every_image(known: Known, images: int, length: int, dim: int, causal: boo
 
     Raises a ValueError for shapes that do not fit, and for a mask of a causal model that is no prefix.
     """
-    mask, tokens = (a if isinstance(a, jax.Array) else np.asarray(a) for a in (known.mask, known.tokens))
+    mask, tokens = np.asarray(known.mask), np.asarray(known.tokens)
     if mask.dtype != bool or mask.shape not in ((length,), (images, length)):
         raise UserError(
             f"the mask of known tokens is {mask.dtype} {list(mask.shape)}; it must be bool"
             f" [{images}, {length}], or [{length}] for all images"
         )
-    mask, tokens = jnp.broadcast_to(mask, (images, length)), jnp.broadcast_to(tokens, (images, length, dim))
-    if isinstance(mask, jax.core.Tracer) or isinstance(tokens, jax.core.Tracer):
-        return Known(tokens, mask)
-    if causal and (np.asarray(mask) != (np.arange(length) < np.sum(mask, axis=1)[:, None])).any():
+    mask, tokens = np.broadcast_to(mask, (images, length)), np.broadcast_to(tokens, (images, length, dim))
+    if causal and (mask != (np.arange(length) < np.sum(mask, axis=1)[:, None])).any():
         raise UserError(
             "a causal model draws each token given those before it, row by row, so only the first tokens of"
             " an image can be kept (--keep top-half, for example): it knows nothing of what comes later"
         )
-    return Known(jnp.where(mask[..., None], jnp.asarray(tokens, jnp.float32), 0), mask)
+    return Known(jnp.where(mask[..., None], jnp.asarray(tokens, jnp.float32), 0), jnp.asarray(mask))
 
 
 def known_first(order: Array, mask: Array) -> Array:

@@ -31,24 +31,27 @@ class Method(Protocol):
     """What `generate` asks of a method.
 
     name: "plain", "self" or "draft", as reports say it.
-    criterion_name: how drafts are tested, as reports say it; None if nothing is drafted.
     needs_final_noise: True or False if the method works only with or only without noise in the last denoising
         step; None if it works with both.
-    draft_model: the smaller model, or None.
-    ahead: groups drafted ahead, at most; 0 if nothing is drafted.
     """
 
     name: ClassVar[str]
-    needs_final_noise: ClassVar[bool | None]
+    needs_final_noise: ClassVar[bool | None] = None
 
     @property
-    def criterion_name(self) -> str | None: ...
+    def criterion_name(self) -> str | None:
+        """How drafts are tested, as reports say it; None if nothing is drafted."""
+        return None
 
     @property
-    def draft_model(self) -> ImageModel | None: ...
+    def draft_model(self) -> ImageModel | None:
+        """The smaller model, or None."""
+        return None
 
     @property
-    def ahead(self) -> int: ...
+    def ahead(self) -> int:
+        """Groups drafted ahead, at most; 0 if nothing is drafted."""
+        return 0
 
     def run(self, network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Made:
         """Generates a batch in one jitted call; traceable. options: settled."""
@@ -70,17 +73,14 @@ class Method(Protocol):
 
     def describe(self) -> dict[str, Any] | None:
         """Returns the method's own options, for a report."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
-class Plain:
+class Plain(Method):
     """One AR step after the other: MAR's own sampler, and the reference for all others."""
 
     name: ClassVar[str] = "plain"
-    needs_final_noise: ClassVar[bool | None] = None
-    criterion_name: ClassVar[str | None] = None
-    draft_model: ClassVar[ImageModel | None] = None
-    ahead: ClassVar[int] = 0
 
     def run(self, network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Made:
         return sampler.sample(network, params, keys, labels, options)
@@ -103,11 +103,8 @@ class Plain:
             " target's own distribution",
         )
 
-    def describe(self) -> None:
-        return None
 
-
-class _Rounds:
+class _Rounds(Method):
     """What both ways of speculating over AR steps share."""
 
     needs_final_noise: ClassVar[bool | None] = True
@@ -118,10 +115,6 @@ class _Rounds:
     def __post_init__(self) -> None:
         if self.gamma < 1:
             raise UserError(f"gamma is {self.gamma}; at least 1 group is drafted ahead")
-
-    @property
-    def draft_model(self) -> ImageModel | None:
-        return None
 
     @property
     def criterion(self) -> Criterion:
@@ -224,14 +217,11 @@ class DraftSpeculation(_Rounds):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReleasedRunner:
+class ReleasedRunner(Method):
     """The published implementation of the paper, number for number. Lossy: see `image.released`.
 
     draft: the smaller model, of the same tokens.
-    gamma: the target judges after AR steps that are multiples of it.
-    prefill: up to this share of the AR steps, and in the first, the target generates.
-    inner_temperature: divides the distance in the test.
-    max_resamples: proposals for a block, before a zero is left.
+    gamma, prefill, inner_temperature, max_resamples: as of `image.released.RunnerOptions`.
     """
 
     draft: ImageModel
@@ -254,8 +244,8 @@ class ReleasedRunner:
         return RunnerOptions(self.gamma, self.prefill, self.inner_temperature, self.max_resamples)
 
     def run(self, network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Made:
-        runner = released.Runner(self.runner, Draft(self.draft.network, self.draft.params))
-        return released.sample(network, params, keys, labels, options, runner=runner)
+        draft = Draft(self.draft.network, self.draft.params)
+        return released.sample(network, params, keys, labels, options, runner=self.runner, draft=draft)
 
     def steps(self, network: TokenModel, *batch: Any) -> Steps:
         yield network.seq_len, self.run(network, *batch[:4])

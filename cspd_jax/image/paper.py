@@ -143,8 +143,8 @@ def judge_last_transitions(
     tokens = drafts.states[..., 0, :]
     keys = token_keys(inputs, positions(inputs, drafted.groups), Purpose.TEST)
     u = jax.vmap(jax.vmap(jax.vmap(uniform)))(keys)
-    ratio = log_sigma + tempered_log_ratio(p, q, tokens, criterion.inner_temperature)
-    passed = accepts(u, log_acceptance_of_ratio(ratio))
+    wider = lambda law: Gaussian(law.mean, law.log_var + 2 * jnp.log(criterion.inner_temperature))
+    passed = accepts(u, log_acceptance_of_ratio(log_sigma + log_ratio(wider(p), wider(q), tokens)))
     return LastTransitions(p, q, log_sigma, passed)
 
 
@@ -163,8 +163,8 @@ def replace_rejected(
     state = accept(inputs, state, drafted, prefix)
     group = state.group
     n, at = prefix.n, jnp.minimum(prefix.n, gamma - 1)
-    rejected = prefix.tested[lanes, at] & ~prefix.kept[lanes, at] & (n < gamma)[:, None]
-    undrafted = ~jnp.any(prefix.tested[lanes, at] & (n < gamma)[:, None], axis=1)
+    rejected = prefix.tested[lanes, at] & ~prefix.kept[lanes, at]  # none in a group that is kept whole
+    undrafted = ~jnp.any(rejected, axis=1)
     here = positions(inputs, group[:, None])
     p, q, log_sigma = jax.tree.map(lambda a: a[lanes, at], (test.p, test.q, test.log_sigma))
     keys = token_keys(inputs, here, Purpose.PROPOSAL)[:, 0]
@@ -176,18 +176,6 @@ def replace_rejected(
         group=group + (group < inputs.groups),
     )
     return state, jnp.sum(found.truncated & rejected, axis=1, dtype=jnp.int32)
-
-
-def tempered_log_ratio(p: Gaussian, q: Gaussian, x: Array, inner_temperature: float) -> Array:
-    """Returns log p(x) - log q(x) with the distances from the means divided by the inner temperature:
-    [...]."""
-    if inner_temperature == 1:
-        return log_ratio(p, q, x)
-
-    def log_g(g):
-        return -0.5 * jnp.sum(((x - g.mean) / inner_temperature) ** 2 * jnp.exp(-g.log_var), axis=-1)
-
-    return log_g(p) - log_g(q) + 0.5 * jnp.sum(q.log_var - p.log_var, axis=-1)
 
 
 def _residual(

@@ -150,9 +150,7 @@ def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _decode_batch(config: KLConfig | SphereVAEConfig, params, latents, dtype):
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def decode_batch(config: KLConfig | SphereVAEConfig, params, latents, dtype):
     network = sphere_vae if isinstance(config, SphereVAEConfig) else autoencoder
     return network.decode(config, params, latents, dtype)
-
-
-decode_batch = jax.jit(_decode_batch, static_argnums=(0, 3))

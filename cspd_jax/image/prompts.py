@@ -17,7 +17,7 @@ from cspd_jax.models import ImageModel
 from cspd_jax.networks.config import NextStepConfig
 from cspd_jax.networks.nextstep import PADDING, PROMPTS
 from cspd_jax.parallel import replicate
-from cspd_jax.tokenizers import Tokenizer, read_tokenizer
+from cspd_jax.tokenizers import read_tokenizer
 
 Ids = Sequence[int]
 
@@ -30,24 +30,22 @@ def bind(
     grid: tuple[int, int] | None = None,
     normalise: bool | None = None,
     texts: Sequence[str] = (),
-    room: int = 0,
 ) -> ImageModel:
     """Makes these prompts the classes of the model.
 
-    prompts: ids, each with all that comes before the image (see `ids_of`). They are padded on the left; the
+    prompts: ids, each with all that comes before the image (see `ask`). They are padded on the left; the
         positions that the model sees count the padding, which changes nothing but rounding.
     negative: the ids of the unconditional prompt.
     grid: tokens along the height and the width of the images (the model's own).
     normalise: tokens are normalised where their chains end (as the model's configuration says).
     texts: one for each prompt, as captions.
-    room: ids that the prompts are padded to if they are shorter; others of this room compile nothing new.
     """
     config = _config(model)
     rows = [list(row) for row in (*prompts, negative)]
     for row in rows:
         for wrong in (i for i in row if not 0 <= i < config.lm.vocab_size):
             raise UserError(f"id {wrong} in a prompt is not one of the model's {config.lm.vocab_size} ids")
-    longest = max(room, *map(len, rows))
+    longest = max(map(len, rows))
     table = np.full((len(rows), longest), PADDING, np.int32)
     for place, row in zip(table, rows):
         place[longest - len(row) :] = row
@@ -78,42 +76,27 @@ def ask(
     negative: str = "",
     *,
     grid: tuple[int, int] | None = None,
-    normalise: bool | None = None,
 ) -> ImageModel:
     """Makes these texts the classes of the model, by the tokenizer that lies beside its weights; encoded
     once, whatever is generated from them.
 
     negative: the unconditional prompt, for guidance.
-    grid, normalise: as for `bind`.
+    grid: as for `bind`.
+
+    As NextStep-1 is asked, a prompt is the ids of the text, those of the size of the image, and the one that
+    begins an image. The tokenizer must not add ids of its own at the end of a text.
     """
     config = _config(model)
     tokenizer = None if model.folder is None else read_tokenizer(model.folder, config.lm.known_ids)
-    if tokenizer is None:
-        raise UserError(
-            f"{model.name} has no tokenizer.json; bind the ids of prompts (cspd_jax.image.prompts.bind)"
-        )
-    rows = [ids_of(text, tokenizer, model, grid) for text in (*texts, negative)]
-    return bind(model, rows[:-1], rows[-1], grid=grid, normalise=normalise, texts=texts)
-
-
-def ids_of(
-    text: str, tokenizer: Tokenizer, model: ImageModel, grid: tuple[int, int] | None = None
-) -> list[int]:
-    """Writes the ids of a text, of the size of the image, and the one that begins an image, as NextStep-1 is
-    asked.
-
-    The tokenizer must not add ids of its own at the end of a text.
-    """
-    config = _config(model)
-    if not config.image_ids:
-        raise UserError(
-            f"{model.name} does not say which id begins an image; write the ids of prompts yourself"
-        )
-    rows, columns = grid or (config.rows, config.columns)
-    size = tokenizer.encode(f"<|image_area|>{rows}*{columns}")
+    if tokenizer is None or not config.image_ids:
+        lacks = "no tokenizer.json" if tokenizer is None else "no id that begins an image"
+        raise UserError(f"{model.name} has {lacks}; bind the ids of prompts (cspd_jax.image.prompts.bind)")
+    height, width = grid or (config.rows, config.columns)
+    size = tokenizer.encode(f"<|image_area|>{height}*{width}")
     if size[0] in config.lm.bos_ids:  # it begins the text already
         size = size[1:]
-    return [*tokenizer.encode(text), *size, *config.image_ids]
+    rows = [[*tokenizer.encode(text), *size, *config.image_ids] for text in (*texts, negative)]
+    return bind(model, rows[:-1], rows[-1], grid=grid, texts=texts)
 
 
 def _config(model: ImageModel) -> NextStepConfig:

@@ -23,7 +23,7 @@ rejects every draft and leaves zeros; that is not imitated.
 Where a token is rejected, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F p(x)). The tries go on
 until each token of the block was taken once, the accepted ones too, and a later proposal that is taken
 replaces an earlier one. The runner repeats them for the whole batch until that holds in every row; so it is
-done here with recorded numbers (`RecordedDraws`). With keys each image stops by itself, and does not depend
+done here with recorded numbers (`Recorded`). With keys each image stops by itself, and does not depend
 on its neighbours.
 """
 
@@ -37,32 +37,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cspd_jax.coupling.acceptance import log_residual_acceptance, uniform
 from cspd_jax.coupling.residual import log_ratio
-from cspd_jax.diffusion.chain import MODULATION_ROWS, Chains, chunk_length
+from cspd_jax.diffusion.chain import sample_path
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel, bind, by_position
-from cspd_jax.image.counts import (
-    Counts,
-    Made,
-    Work,
-    add_up,
-    calls,
-    no_counts,
-    no_work,
-    steps_by_position,
-    steps_made,
-)
+from cspd_jax.image.counts import Counts, Made, Work, add_up, no_counts, no_work
 from cspd_jax.image.known import put_back
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Group, mask_lengths, prefix_lengths
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.rounds import Draft
-from cspd_jax.image.sampler import Segment
-from cspd_jax.keys import Purpose, purpose_keys
+from cspd_jax.image.sampler import GroupArrays, PlainState
+from cspd_jax.keys import Purpose, at_positions, purpose_keys
 
 Array = jax.Array
 
@@ -77,7 +66,7 @@ class RunnerOptions:
     gamma: the target judges after AR steps that are multiples of it.
     prefill: up to this share of the AR steps, and in the first, the target generates.
     inner_temperature: divides the distance in the test.
-    max_resamples: proposals for a block.
+    max_resamples: proposals for a block, before a zero is left.
     """
 
     gamma: int = 8
@@ -99,21 +88,17 @@ class ScheduledStep(NamedTuple):
     block: tuple[int, int] | None
 
 
-class RunnerSegment(NamedTuple):
-    """Consecutive steps of one model that run in one `scan`.
+class Segment(NamedTuple):
+    """What steps of one model that run in one `scan` have in common.
 
-    steps: of the segment.
     drafted: whether the draft model generates.
-    bucket: length of the encoder's prefix.
-    width: what groups are padded to.
-    block: what blocks are padded to; 0 where none is judged.
+    group: how groups are read.
+    block: how blocks are; of width 0 where none is judged.
     """
 
-    steps: tuple[ScheduledStep, ...]
     drafted: bool
-    bucket: int
-    width: int
-    block: int
+    group: sampler.Segment
+    block: sampler.Segment
 
 
 def schedule(length: int, num_iter: int, options: RunnerOptions) -> tuple[ScheduledStep, ...]:
@@ -129,9 +114,8 @@ def schedule(length: int, num_iter: int, options: RunnerOptions) -> tuple[Schedu
         until = length if last else length - masked
         drafted = number > num_iter * options.prefill
         if until > known:
-            steps.append(
-                ScheduledStep(Group(known, until - known, (length - masked) / length), drafted, None)
-            )
+            group = Group(known, until - known, (length - masked) / length)
+            steps.append(ScheduledStep(group, drafted, None))
         known = until
         if not drafted:
             judged = known
@@ -142,21 +126,25 @@ def schedule(length: int, num_iter: int, options: RunnerOptions) -> tuple[Schedu
 
 
 def plan_segments(
-    steps: tuple[ScheduledStep, ...], length: int, prefix_buckets: int
-) -> tuple[RunnerSegment, ...]:
-    """Cuts where the draft takes over, and where the known tokens outgrow an encoder prefix."""
-    prefixes = prefix_lengths(length, prefix_buckets)
+    steps: tuple[ScheduledStep, ...], length: int, options: Options
+) -> list[tuple[Segment, GroupArrays, GroupArrays]]:
+    """Cuts where the draft takes over, and where the known tokens outgrow an encoder prefix. Returns the
+    groups too, and the block that is judged after each, of size 0 if there is none."""
+    prefixes = prefix_lengths(length, options.prefix_buckets or 1)
 
-    def place(step):
+    def place(step: ScheduledStep) -> tuple[bool, int]:
         return step.drafted, next(prefix for prefix in prefixes if prefix >= step.group.start)
 
     segments = []
     for (drafted, bucket), run in itertools.groupby(steps, place):
-        several = tuple(run)
-        blocks = [step.block[1] for step in several if step.block]
-        width = max(step.group.size for step in several)
-        segments.append(RunnerSegment(several, drafted, bucket, width, max(blocks, default=0)))
-    return tuple(segments)
+        groups, _, judged = zip(*run)
+        firsts, sizes = zip(*(block or (0, 0) for block in judged))
+        widths = max(group.size for group in groups), max(sizes)
+        shapes = (sampler.Segment(bucket, width, str(options.respacing)) for width in widths)
+        arrays = sampler.group_arrays(groups, options)
+        blocks = GroupArrays(jnp.array(firsts), jnp.array(sizes), arrays.scale)
+        segments.append((Segment(drafted, *shapes), arrays, blocks))
+    return segments
 
 
 # The test of a draft, and what replaces a rejected one.
@@ -166,37 +154,12 @@ class ChainEnd(NamedTuple):
     """What is judged of a token.
 
     last: [..., d] the Gaussian of its last transition, with the temperature; its mean is the token.
-    log_std: [..., d] log sigma summed over the transitions before, without the temperature.
+    log_std: [..., d] log sigma summed over the transitions before. The temperature in it makes no difference
+        to F.
     """
 
     last: Gaussian
     log_std: Array
-
-
-def trace_chain(chains: Chains, noise: Array) -> ChainEnd:
-    """Returns the chains of R tokens, as `diffusion.chain.sample_chain` runs them, with their sigmas: [R,
-    d]."""
-    chunk = chunk_length(chains.steps, chains.z.shape[0], MODULATION_ROWS)
-    backwards = jax.tree.map(
-        lambda a: a[::-1].reshape(chains.steps // chunk, chunk, *a.shape[1:]),
-        (chains.time, chains.c, noise[:-1], jnp.arange(chains.steps) > 0),
-    )
-
-    def step(before, inputs):
-        modulations, c, eps, noisy = inputs
-        p = chains.transition(before.last.mean, modulations, c)
-        log_std = 0.5 * p.log_var
-        x = p.mean + jnp.where(noisy, chains.temperature * jnp.exp(log_std), 0.0) * eps
-        return ChainEnd(Gaussian(x, p.log_var), before.log_std + jnp.where(noisy, log_std, 0.0)), None
-
-    def several_steps(before, inputs):
-        times, *rest = inputs
-        return jax.lax.scan(step, before, (chains.modulations(times), *rest))
-
-    zeros = jnp.zeros_like(noise[-1])
-    end, _ = jax.lax.scan(several_steps, ChainEnd(Gaussian(noise[-1], zeros), zeros), backwards)
-    shift = 2 * jnp.log(chains.temperature)
-    return end._replace(last=Gaussian(end.last.mean, end.last.log_var + shift))
 
 
 def log_path_factor(p: ChainEnd, q: ChainEnd) -> Array:
@@ -210,24 +173,6 @@ def log_acceptance_ratio(p: ChainEnd, q: ChainEnd, inner_temperature: Array | fl
     distance = (q.last.mean - p.last.mean) * jnp.exp(-0.5 * p.last.log_var) / inner_temperature
     last = 0.5 * jnp.sum(q.last.log_var - p.last.log_var - distance**2, axis=-1)
     return log_path_factor(p, q) + last
-
-
-def log_take(p: ChainEnd, q: ChainEnd, x: Array) -> Array:
-    """Returns log max(0, 1 - q(x) / (F p(x))) of proposals x [..., d]: [...]."""
-    return log_residual_acceptance(log_path_factor(p, q) + log_ratio(p.last, q.last, x))
-
-
-class RecordedDraws(NamedTuple):
-    """Recorded random numbers, by position; K is at least max_resamples.
-
-    test: [B, L] uniforms of the tests.
-    proposal: [K, B, L, d] normals of the tries.
-    proposal_test: [K, B, L] uniforms of the tries.
-    """
-
-    test: Array
-    proposal: Array
-    proposal_test: Array
 
 
 class Proposed(NamedTuple):
@@ -259,21 +204,20 @@ def propose(
     and stops when each of its tokens was taken; `together`: when this is so for all rows.
     """
 
-    def rows(condition):  # [B]; the same for all if they are `together`
-        return jnp.broadcast_to(jnp.any(condition), condition.shape) if together else condition
+    def any_of(condition: Array) -> Array:  # in a row, or all rows
+        return jnp.any(condition, axis=None if together else 1, keepdims=True)
 
-    needed = rows(jnp.any(real & ~accepted, axis=1))
+    def active(found: Proposed) -> Array:
+        return any_of(real & ~accepted) & any_of(real & ~found.taken)
 
-    def active(found):
-        return needed & rows(jnp.any(real & ~found.taken, axis=1))
-
-    def trying(found):
+    def trying(found: Proposed) -> Array:
         return (found.tries < max_resamples) & jnp.any(active(found))
 
-    def once(found):
+    def once(found: Proposed) -> Proposed:
         normal, u = draw(found.tries)
         x = p.last.mean + jnp.exp(0.5 * p.last.log_var) * normal.astype(p.last.mean.dtype)
-        good = (jnp.log(u) < log_take(p, q, x)) & active(found)[:, None]
+        log_take = log_residual_acceptance(log_path_factor(p, q) + log_ratio(p.last, q.last, x))
+        good = (jnp.log(u) < log_take) & active(found)
         value = jnp.where(good[..., None], x, found.value)
         return Proposed(value, found.taken | good, found.tries + 1)
 
@@ -281,37 +225,51 @@ def propose(
     return jax.lax.while_loop(trying, once, start)
 
 
-def accept_uniforms(keys: Array, draws: RecordedDraws | None, positions: Array) -> Array:
+# What is random.
+
+
+class Recorded(NamedTuple):
+    """Recorded numbers in place of those that the keys give, for parity tests; K is at least max_resamples.
+
+    order: [B, L] positions in the order in which they are generated.
+    noise: [T + 1, B, L, d] by position.
+    test: [B, L] uniforms of the tests, by position.
+    proposal: [K, B, L, d] normals of the tries.
+    proposal_test: [K, B, L] uniforms of the tries.
+    """
+
+    order: Array
+    noise: Array
+    test: Array
+    proposal: Array
+    proposal_test: Array
+
+
+def accept_uniforms(keys: Array, recorded: Recorded | None, positions: Array) -> Array:
     """Uniforms of the tests at `positions` [B, W]."""
-    if draws is not None:
-        return jnp.take_along_axis(draws.test, positions, axis=1)
+    if recorded is not None:
+        return jnp.take_along_axis(recorded.test, positions, axis=1)
     return _uniforms(purpose_keys(keys, Purpose.TEST), positions)
 
 
 def proposal_numbers(
-    keys: Array, draws: RecordedDraws | None, positions: Array, dim: int, number: Array
+    keys: Array, recorded: Recorded | None, positions: Array, dim: int, number: Array
 ) -> tuple[Array, Array]:
     """Normals [B, W, d] and uniforms [B, W] of try `number` at `positions` [B, W]."""
-    if draws is not None:
-        normal, u = draws.proposal[number], draws.proposal_test[number]
-        at = positions[..., None]
-        return jnp.take_along_axis(normal, at, axis=1), jnp.take_along_axis(u, positions, axis=1)
+    if recorded is not None:
+        normal = jnp.take_along_axis(recorded.proposal[number], positions[..., None], axis=1)
+        return normal, jnp.take_along_axis(recorded.proposal_test[number], positions, axis=1)
 
-    def keys_for(purpose):
+    def of_try(purpose: Purpose) -> Array:
         return jax.vmap(jax.random.fold_in, (0, None))(purpose_keys(keys, purpose), number)
 
-    def one(key, position):
-        return jax.random.normal(jax.random.fold_in(key, position), (dim,), jnp.float32)
-
-    normal = jax.vmap(jax.vmap(one, (None, 0)))(keys_for(Purpose.PROPOSAL), positions)
-    return normal, _uniforms(keys_for(Purpose.PROPOSAL_TEST), positions)
+    draw = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, (dim,), jnp.float32)))
+    normal = draw(at_positions(of_try(Purpose.PROPOSAL), positions))
+    return normal, _uniforms(of_try(Purpose.PROPOSAL_TEST), positions)
 
 
 def _uniforms(keys: Array, positions: Array) -> Array:
-    def one(key, position):
-        return uniform(jax.random.fold_in(key, position))
-
-    return jax.vmap(jax.vmap(one, (None, 0)))(keys, positions)
+    return jax.vmap(jax.vmap(uniform))(at_positions(keys, positions))
 
 
 # The AR steps.
@@ -322,74 +280,30 @@ class RunnerState(NamedTuple):
 
     tokens: [B, L + padding, d]
     end: [B, L + padding, ...] chain ends of the drafts.
-    accepted: [B, L + padding] drafts that stayed.
-    zero: [B, L + padding] tokens that no proposal was taken for.
+    marks: int8 [B, L + padding] as in `counts.Made`.
     """
 
     tokens: Array
     end: ChainEnd
-    accepted: Array
-    zero: Array
+    marks: Array
 
 
-class Recorded(NamedTuple):
-    """Recorded numbers in place of those that the keys give, for parity tests.
-
-    order: [B, L] positions in the order in which they are generated.
-    noise: [T + 1, B, L, d] by position.
-    draws: of the tests and proposals.
-    """
-
-    order: Array | None = None
-    noise: Array | None = None
-    draws: RecordedDraws | None = None
-
-
-_NOT_RECORDED = Recorded()
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Runner:
-    """The options (static), and the draft model, which generates most."""
-
-    options: RunnerOptions = dataclasses.field(metadata={"static": True})
-    draft: Draft
-
-
-class RunnerInputs(NamedTuple):
+class Inputs(NamedTuple):
     """What stays the same during a generation.
 
     target: judges, and generates the prefill.
     draft: generates the rest.
     runner: the options of the runner.
-    draws: None, or recorded random numbers.
+    recorded: None, or recorded random numbers.
     """
 
     target: BoundModel
     draft: BoundModel
     runner: RunnerOptions
-    draws: RecordedDraws | None
+    recorded: Recorded | None
 
 
-class StepArrays(NamedTuple):
-    """A step in a `scan`.
-
-    first: index of the group's first token.
-    size: tokens in it.
-    scale: guidance scale, or one for each image: [..., B].
-    block_first: index of the first token that is judged after it.
-    block_size: how many are; 0 if none.
-    """
-
-    first: Array
-    size: Array
-    scale: Array
-    block_first: Array
-    block_size: Array
-
-
-@functools.partial(jax.jit, static_argnames=("network",))
+@functools.partial(jax.jit, static_argnames=("network", "runner"))
 def sample(
     network: TokenModel,
     params: Any,
@@ -397,127 +311,80 @@ def sample(
     labels: Array,
     options: Options,
     *,
-    runner: Runner,
-    recorded: Recorded = _NOT_RECORDED,
+    runner: RunnerOptions,
+    draft: Draft,
+    recorded: Recorded | None = None,
 ) -> Made:
     """Generates a batch; arguments as for `sampler.sample`, and both models see the same. What is counted as
     truncated are tokens that were left at zero."""
-    draft = runner.draft
-    steps = schedule(network.seq_len, options.num_iter or network.seq_len, runner.options)
-    segments = plan_segments(steps, network.seq_len, options.prefix_buckets or 1)
-    shared = (keys, labels, options, recorded.order, recorded.noise)
+    shared = (keys, labels, options, *(recorded[:2] if recorded is not None else ()))
     target, drafting = bind(network, params, *shared), bind(draft.network, draft.params, *shared)
-    state = empty_state(network, draft.network, keys.shape[0], segments)
-    state = state._replace(tokens=put_back(target.kept, state.tokens))
-    inputs = RunnerInputs(target, drafting, runner.options, recorded.draws)
+    inputs, length = Inputs(target, drafting, runner, recorded), network.seq_len
+    segments = plan_segments(schedule(length, options.num_iter or length, runner), length, options)
+    padding = max(max(segment.group.width, segment.block.width) for segment, *_ in segments) - 1
+    zeros = jnp.zeros((len(keys), length + padding, network.token_dim), target.dtype)
+    marks = jnp.zeros(zeros.shape[:2], jnp.int8)
+    state = RunnerState(put_back(target.kept, zeros), ChainEnd(Gaussian(zeros, zeros), zeros), marks)
     counts = no_counts(len(keys))
-    for segment in segments:
+    for segment, groups, blocks in segments:
         step = functools.partial(ar_step, inputs, segment)
-        body = step if target.kept is None else sampler.skipping(target, step)
-        state, spent = jax.lax.scan(body, state, step_arrays(segment, options))
-        counts = add_up(counts, jax.tree.map(lambda a: jnp.sum(a, axis=0, dtype=a.dtype), spent))
-    return output(inputs, steps, state, counts)
-
-
-def empty_state(
-    target: TokenModel, draft: TokenModel, images: int, segments: tuple[RunnerSegment, ...]
-) -> RunnerState:
-    dtypes = (getattr(model, "dtype", jnp.float32) for model in (target, draft))
-    padding = max(max(s.width, s.block) for s in segments) - 1
-    no = jnp.zeros((images, target.seq_len + padding), bool)
-    zeros = jnp.zeros((*no.shape, target.token_dim), jnp.result_type(jnp.float32, *dtypes))
-    return RunnerState(zeros, ChainEnd(Gaussian(zeros, zeros), zeros), no, no)
-
-
-def step_arrays(segment: RunnerSegment, options: Options) -> StepArrays:
-    groups = tuple(step.group for step in segment.steps)
-    blocks = jnp.array([step.block or (0, 0) for step in segment.steps], jnp.int32)
-    firsts, sizes, scale = sampler.group_arrays(groups, options)
-    return StepArrays(firsts, sizes, scale, *blocks.T)
+        state, spent = sampler.one_by_one(target, step, state, groups, blocks)
+        counts = add_up(counts, spent)
+    made = sampler.output(target, state.tokens, length, counts.target)
+    marks = by_position(state.marks[:, :length], target.order[: target.images])
+    return made._replace(marks=marks, counts=made.counts._replace(draft=counts.draft))
 
 
 def ar_step(
-    inputs: RunnerInputs, segment: RunnerSegment, state: RunnerState, step: StepArrays
+    inputs: Inputs, segment: Segment, state: RunnerState, group: GroupArrays, block: GroupArrays
 ) -> tuple[RunnerState, Counts]:
     """Generates a group, and judges the block if one ends here."""
     bound = inputs.draft if segment.drafted else inputs.target
-    shape = Segment(segment.bucket, segment.width, str(bound.options.respacing))
-    end, _, work = chain_ends(inputs, bound, shape, state.tokens, step.first, step.scale)
+    made, (end, work) = sampler.ar_step(bound, segment.group, PlainState(state.tokens), group, draw_ends)
+    write = lambda old, new: sampler.write_group(old, new, group.first)
+    state = state._replace(tokens=made.tokens, end=jax.tree.map(write, state.end, end))
     counts = no_counts(bound.images)
     counts = counts._replace(draft=work) if segment.drafted else counts._replace(target=work)
-    made = sampler.write_group(state.tokens, end.last.mean, step.first)
-    state = state._replace(
-        tokens=put_back(bound.kept, made),
-        end=jax.tree.map(lambda old, new: sampler.write_group(old, new, step.first), state.end, end),
-    )
-    if not segment.block:
+    if not segment.block.width:
         return state, counts
-    judging = functools.partial(judge, inputs, segment)
-    not_judging = lambda state, step: (state, no_work(bound.images))
-    state, judged = jax.lax.cond(step.block_size > 0, judging, not_judging, state, step)
+    judging = functools.partial(judge, inputs, segment.block)
+    not_judging = lambda state, block: (state, no_work(bound.images))
+    state, judged = jax.lax.cond(block.size > 0, judging, not_judging, state, block)
     return state, counts._replace(target=add_up(counts.target, judged))
 
 
 def judge(
-    inputs: RunnerInputs, segment: RunnerSegment, state: RunnerState, step: StepArrays
+    inputs: Inputs, segment: sampler.Segment, state: RunnerState, block: GroupArrays
 ) -> tuple[RunnerState, Work]:
     """Judges the whole block by one target call, in the context before it; replaces rejected tokens."""
-    first, width = step.block_first, segment.block
-    shape = Segment(segment.bucket, width, str(inputs.target.options.respacing))
-    p, positions, work = chain_ends(inputs, inputs.target, shape, state.tokens, first, step.scale)
-    q = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, width, axis=1), state.end)
-    real = jnp.broadcast_to(jnp.arange(width) < step.block_size, positions.shape)
-    kept = inputs.target.kept
-    if kept is not None:
-        real &= first + jnp.arange(width) >= kept.number[:, None]
+    q: ChainEnd = jax.tree.map(
+        lambda a: jax.lax.dynamic_slice_in_dim(a, block.first, segment.width, axis=1), state.end
+    )
     keys, dim = inputs.target.keys, inputs.target.network.token_dim
-    u = accept_uniforms(keys, inputs.draws, positions)
-    accepted = real & (jnp.log(u) < log_acceptance_ratio(p, q, inputs.runner.inner_temperature))
-    draw = functools.partial(proposal_numbers, keys, inputs.draws, positions, dim)
-    together = inputs.draws is not None
-    found = propose(p, q, real, accepted, draw, max_resamples=inputs.runner.max_resamples, together=together)
-    value = jnp.where(accepted[..., None], q.last.mean, found.value)
-    state = state._replace(
-        tokens=put_back(kept, sampler.write_group(state.tokens, value, first)),
-        accepted=sampler.write_group(state.accepted, accepted, first),
-        zero=sampler.write_group(state.zero, real & ~accepted & ~found.taken, first),
-    )
-    return state, work
+    runner, recorded = inputs.runner, inputs.recorded
+
+    def draw(bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array) -> tuple[Array, Any]:
+        _, (p, work) = draw_ends(bound, z, positions, used, scale)
+        u = accept_uniforms(keys, recorded, positions)
+        accepted = used & (jnp.log(u) < log_acceptance_ratio(p, q, runner.inner_temperature))
+        numbers = functools.partial(proposal_numbers, keys, recorded, positions, dim)
+        together = recorded is not None
+        found = propose(p, q, used, accepted, numbers, max_resamples=runner.max_resamples, together=together)
+        zeros = jnp.sum(used & ~accepted & ~found.taken, axis=1, dtype=jnp.int32)
+        marks = jnp.where(accepted, 1, jnp.where(used, -1, 0))
+        value = jnp.where(accepted[..., None], q.last.mean, found.value)
+        return value, (marks, work._replace(truncated=zeros))
+
+    made, (marks, work) = sampler.ar_step(inputs.target, segment, PlainState(state.tokens), block, draw)
+    marks = sampler.write_group(state.marks, marks, block.first)
+    return state._replace(tokens=made.tokens, marks=marks), work
 
 
-def chain_ends(
-    inputs: RunnerInputs, bound: BoundModel, shape: Segment, tokens: Array, first: Array, scale: Array
-) -> tuple[ChainEnd, Array, Work]:
-    """Runs the chains of the tokens from index `first` on, given all before it: their ends [B, W, ...],
-    positions [B, W], and the calls."""
-    z, positions, _ = sampler.group_context(bound, shape, sampler.PlainState(tokens), first)
-    noise = bound.chain_noise(positions).astype(tokens.dtype)
-    chains = bound.chains(z.reshape(-1, z.shape[-1]), sampler.by_row(scale, shape.width))
-    chains = chains._replace(c=jax.tree.map(lambda a: a.astype(tokens.dtype), chains.c))
-    end = jax.tree.map(lambda a: a.reshape(*positions.shape, -1), trace_chain(chains, noise))
-    work = no_work(bound.images)._replace(
-        backbone=calls(len(z)), head=calls(z.shape[0] * z.shape[1], bound.steps)
-    )
-    return end, positions, work
-
-
-def output(
-    inputs: RunnerInputs, steps: tuple[ScheduledStep, ...], state: RunnerState, counts: Counts
-) -> Made:
-    """Returns what was made, by position."""
-    target, length = inputs.target, inputs.target.network.seq_len
-    groups = [step.group for step in steps]
-    tokens, accepted, zero = (a[:, :length] for a in (state.tokens, state.accepted, state.zero))
-    drafted = np.repeat([step.drafted for step in steps], [group.size for group in groups])
-    judged = jnp.broadcast_to(jnp.asarray(drafted), accepted.shape)
-    if target.kept is not None:
-        judged &= jnp.arange(length) >= target.kept.number[:, None]
-    marks = jnp.where(judged, jnp.where(accepted, 1, -1), 0).astype(jnp.int8)
-    zeros = jnp.sum(zero, axis=1, dtype=jnp.int32)
-    order = target.order[: target.images]
-    return Made(
-        by_position(tokens, order),
-        by_position(marks[..., None], order)[..., 0],
-        steps_by_position(target, groups),
-        Counts(steps_made(target, groups), counts.target._replace(truncated=zeros), counts.draft),
-    )
+def draw_ends(
+    bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
+) -> tuple[Array, tuple[ChainEnd, Work]]:
+    """Runs the chains of a group step by step: their tokens, what is judged of them, and what it took."""
+    laws = sample_path(sampler.group_chains(bound, z, scale), bound.chain_noise(positions)).laws
+    laws = jax.tree.map(lambda a: a.reshape(-1, *positions.shape, a.shape[-1]), laws)
+    end = ChainEnd(jax.tree.map(lambda a: a[0], laws), 0.5 * jnp.sum(laws.log_var[1:], axis=0))
+    return end.last.mean, (end, sampler.step_work(bound, z))

@@ -35,17 +35,7 @@ from cspd_jax.diffusion.gaussian import Gaussian, coefficients, implied
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.bound import BoundModel, bind, by_position
 from cspd_jax.image.chain import speculate_chain
-from cspd_jax.image.counts import (
-    Counts,
-    Made,
-    Work,
-    add_up,
-    calls,
-    chain_work,
-    no_counts,
-    no_work,
-    steps_by_position,
-)
+from cspd_jax.image.counts import Counts, Made, Work, add_up, calls, chain_work, no_counts, no_work
 from cspd_jax.image.drafters import Prediction
 from cspd_jax.image.known import put_back
 from cspd_jax.image.options import Options
@@ -389,13 +379,12 @@ def final_tokens(inputs: Inputs, state: State) -> Array:
 
 def output(inputs: Inputs, state: State, total: Counts) -> Made:
     """Returns what the rounds have made, by position."""
-    order, groups = inputs.target.order[: inputs.images], inputs.options.groups(inputs.length)
+    order = inputs.target.order[: inputs.images]
     final = jnp.arange(inputs.length) < final_tokens(inputs, state)[:, None]
     tokens, marks = (a[:, : inputs.length] for a in (state.tokens, state.marks))
     return Made(
         by_position(jnp.where(final[..., None], tokens, 0), order),
-        by_position(jnp.where(final, marks, 0)[..., None], order)[..., 0],
-        steps_by_position(inputs.target, groups),
+        by_position(jnp.where(final, marks, 0), order),
         total,
     )
 

@@ -14,20 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.diffusion.chain import sample_chain
+from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.image.bound import BoundModel, bind, by_position, embed_time
 from cspd_jax.image.chain import speculate_chain
-from cspd_jax.image.counts import (
-    Counts,
-    Made,
-    Work,
-    add_up,
-    calls,
-    chain_work,
-    no_work,
-    steps_by_position,
-    steps_made,
-)
+from cspd_jax.image.counts import Counts, Made, Work, add_up, calls, chain_work, no_work
 from cspd_jax.image.known import put_back
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.options import Options
@@ -70,8 +60,7 @@ class Segment(NamedTuple):
 
 
 class GroupArrays(NamedTuple):
-    """Groups of AR steps as arrays: one scalar each inside a step ([B] where every image is at a place of its
-    own), [S] to scan over.
+    """Groups of AR steps as arrays: one scalar each inside a step, [S] to scan over.
 
     first: index of the group's first token in the order of generation.
     size: tokens in it.
@@ -114,17 +103,18 @@ def ar_step(
     z, positions, cache = group_context(bound, segment, state, group.first)
     if segment.separate_first:  # without guidance, and the unconditional half draws a group of its own
         bound, positions = both_halves(bound), jnp.tile(positions, (2, 1))
-    used = jnp.broadcast_to(jnp.arange(segment.width) < group.size[..., None], positions.shape)
+    used = jnp.broadcast_to(jnp.arange(segment.width) < group.size, positions.shape)
     if bound.kept is not None:
-        missing = group.first[..., None] + jnp.arange(segment.width) >= bound.kept.number[:, None]
+        missing = group.first + jnp.arange(segment.width) >= bound.kept.number[:, None]
         used &= jnp.tile(missing, (len(used) // len(missing), 1))
     x, seen = (draw or draw_tokens)(bound, z, positions, used, group.scale)
-    x, first = to_token(bound.network, x), state.uncond_first
+    x = bound.network.finish(x) if isinstance(bound.network, CausalTokenModel) else x
+    first = state.uncond_first
     if segment.separate_first:
         x, first = x[: len(state.tokens)], x[len(state.tokens) :, 0].astype(state.tokens.dtype)
         first = put_back(bound.kept, first[:, None])[:, 0]
         seen = jax.tree.map(lambda a: a.reshape(2, -1).sum(axis=0, dtype=a.dtype) if a.ndim else a, seen)
-    tokens = write_group(state.tokens, x, group.first, used)
+    tokens = write_group(state.tokens, x, group.first)
     return PlainState(put_back(bound.kept, tokens), cache, first), seen
 
 
@@ -135,51 +125,34 @@ def both_halves(bound: BoundModel) -> BoundModel:
     return dataclasses.replace(bound, keys=keys, options=options)
 
 
-def to_token(network: TokenModel, x: Array) -> Array:
-    """Returns the tokens that the ends of chains x [..., d] stand for."""
-    return network.finish(x) if isinstance(network, CausalTokenModel) else x
-
-
 def group_context(
     bound: BoundModel, segment: Segment, state: PlainState, first: Array
 ) -> tuple[Array, Array, Any]:
-    """Returns what the chains of the group from index `first` ([] or [B]) on depend on: z [B', G, D],
-    positions [B, G]; and the cache.
+    """Returns what the chains of the group from index `first` on depend on: z [B', G, D], positions [B, G];
+    and the cache.
 
     All tokens before `first` are known. Past the end the last token is repeated.
     """
     network, images, rows = bound.network, len(state.tokens), len(bound.order)
-    index = jnp.minimum(first[..., None] + jnp.arange(segment.width), network.seq_len - 1)
-    if first.ndim:
-        index = jnp.tile(index, (rows // images, 1))
-        known = jnp.tile(jnp.minimum(first, network.seq_len - 1), rows // images)
-    else:
-        known = jnp.full(rows, first)
+    index = jnp.minimum(first + jnp.arange(segment.width), network.seq_len - 1)
+    index, known = jnp.broadcast_to(index, (rows, segment.width)), jnp.full(rows, first)
     if bound.kept is not None:
         known = jnp.maximum(known, jnp.tile(bound.kept.number, rows // images))
-    index = jnp.broadcast_to(index, (rows, segment.width))
     tokens = jnp.tile(state.tokens[:, : network.seq_len], (rows // images, 1, 1))
     if state.uncond_first is not None:
         tokens = tokens.at[images:, 0].set(state.uncond_first)
-    arguments = (bound.params, tokens, bound.order, known, bound.class_embedding, index)
+    arguments = (tokens, bound.order, known, bound.class_embedding, index)
     cache = state.cache
     if isinstance(network, CachedTokenModel):
-        params, *others = arguments
-        z, cache = network.extend(params, cache, *others, bucket=segment.bucket)
+        z, cache = network.extend(bound.params, cache, *arguments, bucket=segment.bucket)
     else:
-        z = network.context(*arguments, bucket=segment.bucket)
+        z = network.context(bound.params, *arguments, bucket=segment.bucket)
     return z, jnp.take_along_axis(bound.order[:images], index[:images], axis=1), cache
 
 
-def write_group(tokens: Array, x: Array, first: Array, used: Array | None = None) -> Array:
-    """Writes x [B, G, d] as the tokens from index `first` on; where every image has a `first` of its own,
-    those that are `used` [B, G]."""
-    x = x.astype(tokens.dtype)
-    if not first.ndim:
-        return jax.lax.dynamic_update_slice_in_dim(tokens, x, first, axis=1)
-    index = first[:, None] + jnp.arange(x.shape[1])
-    index = index if used is None else jnp.where(used, index, tokens.shape[1])  # the rest is dropped
-    return tokens.at[jnp.arange(len(tokens))[:, None], index].set(x, mode="drop")
+def write_group(tokens: Array, x: Array, first: Array) -> Array:
+    """Writes x [B, G, ...] as the tokens from index `first` on."""
+    return jax.lax.dynamic_update_slice_in_dim(tokens, x.astype(tokens.dtype), first, axis=1)
 
 
 def draw_tokens(
@@ -187,47 +160,55 @@ def draw_tokens(
 ) -> tuple[Array, Work]:
     """Runs the plain chains of a group, or speculates along them; and says what the AR step took, its call of
     the backbone included."""
-    shape, rows = positions.shape, z.shape[0] * z.shape[1]
-    chains = bound.chains(z.reshape(-1, z.shape[-1]), by_row(scale, shape[1]))
-    backbone = calls(len(bound.order))
+    shape, chains = positions.shape, group_chains(bound, z, scale)
     if bound.options.chain is None:
         x = sample_chain(chains, bound.chain_noise(positions))
-        work = no_work(shape[0])._replace(backbone=backbone, head=calls(rows, bound.steps))
-        return x.reshape(*shape, -1), work
+        return x.reshape(*shape, -1), step_work(bound, z)
     random = bound.chain_randomness(positions)
     made = speculate_chain(chains, random, bound.drafter, bound.options.chain, active=used.reshape(-1))
-    return made.x.reshape(*shape, -1), chain_work(made.counts, shape[0])._replace(backbone=backbone)
+    work = chain_work(made.counts, shape[0])._replace(backbone=calls(len(z)))
+    return made.x.reshape(*shape, -1), work
 
 
-def by_row(scale: Array, width: int) -> Array:
-    """Returns the guidance scale of a group, or of each image [B], for the rows of a head call."""
-    return jnp.repeat(scale, width)[:, None] if jnp.ndim(scale) else scale
+def step_work(bound: BoundModel, z: Array) -> Work:
+    """Counts an AR step with chains step by step, of tokens with contexts z [B', G, D]."""
+    head = calls(z.shape[0] * z.shape[1], bound.steps)
+    return no_work(bound.images)._replace(backbone=calls(len(z)), head=head)
+
+
+def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
+    """Returns the chains of a group with contexts z [B', G, D]. scale: of guidance, one or one for each
+    image."""
+    scale = jnp.repeat(scale, z.shape[1])[:, None] if jnp.ndim(scale) else scale
+    return bound.chains(z.reshape(-1, z.shape[-1]), scale)
 
 
 def ar_steps(
     bound: BoundModel, segment: Segment, state: PlainState, groups: GroupArrays
 ) -> tuple[PlainState, Work]:
-    """Makes the AR steps [S] of a segment, one after the other, and says what they took. Those of which every
-    image knows all tokens are left out."""
+    """Makes the AR steps [S] of a segment, one after the other, and says what they took."""
     step = functools.partial(ar_step, in_segment(bound, segment), segment)
-    state, work = jax.lax.scan(step if bound.kept is None else skipping(bound, step), state, groups)
-    return state, jax.tree.map(lambda a: jnp.sum(a, axis=0, dtype=a.dtype), work)
+    return one_by_one(bound, step, state, groups)
 
 
-def skipping(bound: BoundModel, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the step where an image lacks a token of its group; elsewhere nothing happens."""
-    kept = bound.kept
-    assert kept is not None
+def one_by_one(
+    bound: BoundModel, step: Callable[..., Any], state: Any, groups: GroupArrays, *more: Any
+) -> tuple[Any, Any]:
+    """Takes steps (state, group, ...) -> (state, counts) and adds up what they count. Those of which every
+    image knows all tokens are left out."""
 
-    def maybe(state: Any, group: Any) -> tuple[Any, Any]:
-        def nothing(state: Any, group: Any) -> tuple[Any, Any]:
-            _, seen = jax.eval_shape(step, state, group)
-            return state, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), seen)
+    def nothing(*given: Any) -> tuple[Any, Any]:
+        _, seen = jax.eval_shape(step, *given)
+        return given[0], jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), seen)
 
-        needed = jnp.any(kept.number < group.first + group.size)
-        return jax.lax.cond(needed, step, nothing, state, group)
+    def maybe(state: Any, inputs: Any) -> tuple[Any, Any]:
+        if bound.kept is None:
+            return step(state, *inputs)
+        needed = jnp.any(bound.kept.number < inputs[0].first + inputs[0].size)
+        return jax.lax.cond(needed, step, nothing, state, *inputs)
 
-    return maybe
+    state, counts = jax.lax.scan(maybe, state, (groups, *more))
+    return state, jax.tree.map(lambda a: jnp.sum(a, axis=0, dtype=a.dtype), counts)
 
 
 def in_segment(bound: BoundModel, segment: Segment) -> BoundModel:
@@ -262,10 +243,11 @@ def sample(
 
 def stream(
     network: TokenModel, params: Any, keys: Array, labels: Array, options: Options, pieces: int | None = None
-) -> Iterator[tuple[int, Made]]:
+) -> Iterator[tuple[Array | int, Made]]:
     """Generates a batch in about so many pieces (an AR step each), for progress bars and animations.
 
-    Yields the number of known tokens, and what there is: tokens (zero where unknown) and what they took.
+    Yields the number of known tokens ([B] where some were known before), and what there is: tokens (zero
+    where unknown) and what they took.
     """
     bound = _bind(network, params, keys, labels, options)
     state, segments = empty_state(bound), plan_segments(network.seq_len, options)
@@ -276,7 +258,8 @@ def stream(
         for some in (groups[i : i + several] for i in range(0, len(groups), several)):
             state, more = _ar_steps(bound, segment, state, group_arrays(some, options))
             known, work = some[-1].start + some[-1].size, add_up(work, more)
-            yield known, _output(bound, state.tokens, known, work)
+            made = _output(bound, state.tokens, known, work)
+            yield known if bound.kept is None else jnp.maximum(known, bound.kept.number), made
 
 
 def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> Made:
@@ -284,10 +267,11 @@ def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> 
     images, length = bound.images, bound.order.shape[1]
     visible = (jnp.arange(length) < known)[None, :, None]
     shown = put_back(bound.kept, jnp.where(visible, tokens[:, :length], 0))
-    groups = bound.options.groups(length)
-    counts = Counts(steps_made(bound, groups), work, no_work(images))
+    ends = jnp.array([group.start + group.size for group in bound.options.groups(length)])
+    begun = jnp.zeros(images, jnp.int32) if bound.kept is None else bound.kept.number
+    rounds = jnp.sum(begun[:, None] < ends, axis=1, dtype=jnp.int32)  # in which a token was missing
     marks = jnp.zeros((images, length), jnp.int8)
-    return Made(by_position(shown, bound.order[:images]), marks, steps_by_position(bound, groups), counts)
+    return Made(by_position(shown, bound.order[:images]), marks, Counts(rounds, work, no_work(images)))
 
 
 _bind = jax.jit(bind, static_argnames=("network",))
@@ -309,21 +293,10 @@ def empty_state(bound: BoundModel) -> PlainState:
     cache, tokens = None, put_back(bound.kept, tokens)
     if isinstance(network, CachedTokenModel):
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
-        if bound.kept is not None:
-            cache = _with_known(bound, network, cache, tokens, bound.kept.number)
+        if bound.kept is not None:  # from one call; what follows the known tokens is overwritten unread
+            whole = Segment(network.seq_len, network.seq_len, str(bound.options.respacing))
+            _, _, cache = group_context(bound, whole, PlainState(tokens, cache), jnp.int32(0))
     return PlainState(tokens, cache, tokens[:, 0] if bound.options.separate_first else None)
-
-
-def _with_known(
-    bound: BoundModel, network: CachedTokenModel, cache: Any, tokens: Array, number: Array
-) -> Any:
-    """Returns the cache with all known tokens in it, from one call; what follows them is overwritten before
-    it is read."""
-    rows, length = bound.order.shape
-    halves = rows // len(tokens)
-    every = jnp.broadcast_to(jnp.arange(length), (rows, length))
-    given = (jnp.tile(tokens[:, :length], (halves, 1, 1)), bound.order, jnp.tile(number, halves))
-    return network.extend(bound.params, cache, *given, bound.class_embedding, every, bucket=length)[1]
 
 
 def cache_work(bound: BoundModel) -> Work:

@@ -79,8 +79,8 @@ def test_schedule(length, num_iter, options, expected):
 
 
 def draw(draft=DRAFT, options=OPTIONS, runner=RUNNER, **of_runner):
-    runner = released.Runner(dataclasses.replace(runner, **of_runner), Draft(draft))
-    made = released.sample(TARGET, None, KEYS, LABELS, options, runner=runner)
+    runner = dataclasses.replace(runner, **of_runner)
+    made = released.sample(TARGET, None, KEYS, LABELS, options, runner=runner, draft=Draft(draft))
     return jax.tree.map(np.asarray, made)
 
 
