@@ -27,6 +27,7 @@ from cspd_jax.image.chain import packed_sizes
 from cspd_jax.image.methods import SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
+from cspd_jax.image.state import Speculation
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.networks import lm
 from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
@@ -228,7 +229,7 @@ def round_program(
     network: Any, options: Options, first: int, tokens: int, method: SelfSpeculation
 ) -> Callable:
     """Makes rounds of self-speculation in one loop until there are as many tokens; returns what is made."""
-    way = rounds.Speculation(method.criterion, method.gamma)  # as many as were recorded
+    way = Speculation(method.criterion, method.gamma)  # as many as were recorded
 
     def run(params, keys, labels, chains, blocks):
         with replaying(chains, blocks, first):

@@ -21,7 +21,7 @@ from cspd_jax.image import released
 from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.image.released import RunnerOptions
-from cspd_jax.image.rounds import Draft
+from cspd_jax.image.state import Draft
 from cspd_jax.keys import row_keys
 
 

@@ -34,6 +34,7 @@ from cspd_jax.image.coupled import CoupledCriterion
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.rounds import PathCriterion
+from cspd_jax.image.state import Draft, Speculation
 from cspd_jax.keys import row_keys
 from cspd_jax.masked import SelfSpeculation
 from cspd_jax.networks import mar
@@ -57,7 +58,7 @@ PAPER = {"criterion": PaperCriterion}
 
 
 def ahead(gamma, criterion=PathCriterion, draft_cost=None, prefill=0.0, **of_criterion):
-    return rounds.Speculation(criterion(**of_criterion), gamma, draft_cost, prefill)
+    return Speculation(criterion(**of_criterion), gamma, draft_cost, prefill)
 
 
 def _options(num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1, temperature=1.0):
@@ -83,7 +84,7 @@ def outer_tokens(options, draft=None, cfg=1.0, temperature=1.0, **settings):
     made = rounds.sample(
         TARGET, None, row_keys(jax.random.key(1), IMAGES), _labels(),
         _options(cfg=cfg, temperature=temperature, **settings), speculation=options,
-        draft=None if draft is None else rounds.Draft(draft),
+        draft=None if draft is None else Draft(draft),
     )  # fmt: skip
     return made.tokens, made.marks != 0, made.marks > 0
 
@@ -92,7 +93,7 @@ def released_tokens(draft, cfg=1.0, num_iter=6, **options):
     made = released.sample(
         TARGET, None, row_keys(jax.random.key(1), IMAGES), _labels(),
         _options(cfg=cfg, num_iter=num_iter, final_noise=False),
-        runner=released.RunnerOptions(**options), draft=rounds.Draft(draft),
+        runner=released.RunnerOptions(**options), draft=Draft(draft),
     )  # fmt: skip
     return made.tokens, made.marks != 0, made.marks > 0
 

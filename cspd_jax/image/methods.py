@@ -19,7 +19,8 @@ from cspd_jax.image.coupled import CoupledCriterion
 from cspd_jax.image.options import Options
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.released import RunnerOptions
-from cspd_jax.image.rounds import Criterion, Draft, PathCriterion, Speculation
+from cspd_jax.image.rounds import PathCriterion
+from cspd_jax.image.state import Criterion, Draft, Speculation
 from cspd_jax.info import Exactness
 from cspd_jax.models import ImageModel
 

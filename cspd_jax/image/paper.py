@@ -25,20 +25,14 @@ from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.counts import Counts, Work, add_up
 from cspd_jax.image.rounds import (
     Drafted,
-    Inputs,
-    Paths,
     Request,
-    State,
     accept,
     accepted_prefix,
     drafted_groups,
     draw_paths,
-    exists,
     of_round,
-    positions,
-    put,
-    scales,
 )
+from cspd_jax.image.state import Inputs, Paths, State, exists, positions, put, scales
 from cspd_jax.info import Exactness
 from cspd_jax.keys import Purpose, at_positions, purpose_keys
 

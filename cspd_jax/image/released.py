@@ -49,8 +49,8 @@ from cspd_jax.image.known import put_back
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Group, mask_lengths, prefix_lengths
 from cspd_jax.image.protocol import TokenModel
-from cspd_jax.image.rounds import Draft
 from cspd_jax.image.sampler import GroupArrays, PlainState
+from cspd_jax.image.state import Draft
 from cspd_jax.keys import Purpose, at_positions, purpose_keys
 
 Array = jax.Array

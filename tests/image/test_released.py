@@ -15,7 +15,7 @@ from cspd_jax.image import released, sampler
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import reveal_groups
 from cspd_jax.image.released import RunnerOptions, accept_uniforms, proposal_numbers
-from cspd_jax.image.rounds import Draft
+from cspd_jax.image.state import Draft
 from cspd_jax.keys import row_keys
 
 TARGET, DRAFT = LinearTokens(), LinearTokens(pull=1.45, offset=0.42)

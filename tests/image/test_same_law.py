@@ -19,7 +19,8 @@ from cspd_jax.image import rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
-from cspd_jax.image.rounds import PathCriterion, Speculation
+from cspd_jax.image.rounds import PathCriterion
+from cspd_jax.image.state import Draft, Speculation
 from cspd_jax.keys import row_keys
 from cspd_jax.tools.evaluation.equality import by_moments, classifier_p_value, energy_p_value
 
@@ -29,7 +30,7 @@ def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **opti
     target, more = network(GOLDEN, "cspd_target"), {}
     if draft:
         small = network(GOLDEN, draft, target)
-        more["draft"] = rounds.Draft(small.model, small.params)
+        more["draft"] = Draft(small.model, small.params)
     how = Options(num_iter=num_iter, respacing="ddim8", guided=cfg != 1, cfg=cfg, final_noise=True, **options)
     given = target.model, target.params, row_keys(jax.random.key(seed), count), jnp.zeros(count, jnp.int32)
     if ahead is None:

@@ -19,7 +19,8 @@ from cspd_jax.image import paper, rounds
 from cspd_jax.image.methods import DraftSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
-from cspd_jax.image.rounds import drafted_groups, laws, scales
+from cspd_jax.image.rounds import drafted_groups, laws
+from cspd_jax.image.state import Draft, Speculation, scales
 from cspd_jax.keys import Purpose, row_keys
 from cspd_jax.models import ImageModel
 
@@ -209,10 +210,8 @@ def test_sigma_of_the_paper():
     narrow = LinearTokens(narrower=0.2)
     how = Options(num_iter=6, respacing=TARGET.spec, final_noise=True)
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    printed = rounds.Speculation(PaperCriterion(), 2, None, 0.0)
-    inputs, state = rounds.begin(
-        TARGET, None, keys, labels, how, speculation=printed, draft=rounds.Draft(narrow)
-    )
+    printed = Speculation(PaperCriterion(), 2, None, 0.0)
+    inputs, state = rounds.begin(TARGET, None, keys, labels, how, speculation=printed, draft=Draft(narrow))
 
     @jax.jit
     def log_sigma(inputs, state):

@@ -1,0 +1,270 @@
+"""What rounds of speculation over AR steps work on: what stays the same, the state, and where its groups are.
+
+Tokens are in the order in which they are generated, and every image is at a group of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.diffusion.gaussian import Gaussian
+from cspd_jax.image.bound import BoundModel
+from cspd_jax.image.counts import Counts
+from cspd_jax.image.known import put_back
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import prefix_lengths
+from cspd_jax.image.protocol import TokenModel
+from cspd_jax.info import Exactness
+from cspd_jax.keys import Purpose, purpose_keys
+
+Array = jax.Array
+
+
+class Criterion(Protocol):
+    """How drafted tokens are tested, and what replaces them. Frozen and hashable."""
+
+    name: ClassVar[str]  # as reports say it
+
+    def draft_keys(self, inputs: Inputs, state: State) -> Array:
+        """Returns the keys [B] of the noise that a draft model draws with."""
+        ...
+
+    def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
+        """Makes a round but for a draft model's drafts: tests them, and completes the group where those that
+        are kept end."""
+        ...
+
+    def exactness(self) -> Exactness:
+        """Says whether it is lossless, and why."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculation:
+    """The static options of speculation over AR steps. See `image.methods` for what they mean to a user.
+
+    criterion: how a drafted token is tested, and what replaces it.
+    gamma: most groups drafted ahead.
+    draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR step as a share of a
+        target's, and each image then drafts as many as pay off at its acceptance so far.
+    prefill: this share of the groups, and one more, come from the target alone; 0 is none.
+    """
+
+    criterion: Criterion
+    gamma: int = 8
+    draft_cost: float | None = dataclasses.field(default=None, metadata={"report": "adapt"})
+    prefill: float = 0.0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A smaller model that drafts: its network (static) and its parameters."""
+
+    network: TokenModel = dataclasses.field(metadata={"static": True})
+    params: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What stays the same during a generation.
+
+    speculation: the options (static).
+    target: verifies.
+    draft: drafts; None where the target drafts for itself.
+    start: [S + gamma + 1] first index of each group in reveal order; the last gamma + 1 groups are empty.
+    size: [S + gamma + 1] tokens in each group.
+    scale: [S + gamma + 1, B] guidance scale.
+    """
+
+    speculation: Speculation = dataclasses.field(metadata={"static": True})
+    target: BoundModel
+    draft: BoundModel | None
+    start: Array
+    size: Array
+    scale: Array
+
+    @property
+    def options(self) -> Options:
+        return self.target.options
+
+    @property
+    def keys(self) -> Array:
+        return self.target.keys
+
+    @property
+    def images(self) -> int:
+        return self.target.images
+
+    @property
+    def length(self) -> int:
+        return self.target.network.seq_len
+
+    @property
+    def steps(self) -> int:
+        """T"""
+        return self.target.steps
+
+    @property
+    def groups(self) -> int:
+        """S"""
+        return self.start.shape[0] - self.speculation.gamma - 1
+
+    @property
+    def prefilled(self) -> int:
+        """Groups that come from the target alone."""
+        share = self.speculation.prefill
+        return 1 + int(self.groups * share) if share > 0 else 0
+
+    @property
+    def width(self) -> int:
+        """G"""
+        return max(group.size for group in self.options.groups(self.length))
+
+
+class Paths(NamedTuple):
+    """Tokens with their denoising paths, and what drew them.
+
+    states: [..., T + 1, d] entry 0 is the token, entry T is noise.
+    laws: [..., T, d] the Gaussian that entry i of the states was drawn from.
+    """
+
+    states: Array
+    laws: Gaussian
+
+
+class State(NamedTuple):
+    """What a round starts from.
+
+    tokens: [B, L + padding, d] in reveal order; final before group `group`.
+    group: [B] the group that comes next.
+    drafts: [B, gamma, G] of the groups from `group` on.
+    num_drafts: [B] how many of them are used.
+    marks: int8 [B, L + padding] what became of drafts, as in `counts.Made`.
+    """
+
+    tokens: Array
+    group: Array
+    drafts: Paths
+    num_drafts: Array
+    marks: Array
+
+
+def nothing_made(inputs: Inputs) -> State:
+    """Returns the state in which nothing is made but what is known, and nothing drafted."""
+    images, gamma, width = inputs.images, inputs.speculation.gamma, inputs.width
+    padded = inputs.length + width - 1
+    dim, dtype = inputs.target.network.token_dim, inputs.target.dtype
+    tokens = jnp.zeros((images, padded, dim), dtype)
+    number = jnp.zeros(images, jnp.int32)
+    group, kept = number, inputs.target.kept
+    if kept is not None:  # the first group that lacks a token
+        ends = inputs.start[: inputs.groups] + inputs.size[: inputs.groups]
+        group = jnp.searchsorted(ends, kept.number, side="right").astype(jnp.int32)
+    path = (images, gamma, width, inputs.steps, dim)
+    states = jnp.zeros((*path[:3], inputs.steps + 1, dim), dtype)
+    laws = Gaussian(jnp.zeros(path, dtype), jnp.zeros(path, dtype))
+    return State(
+        tokens=put_back(kept, tokens),
+        group=group,
+        drafts=Paths(states, laws),
+        num_drafts=number,
+        marks=jnp.zeros((images, padded), jnp.int8),
+    )
+
+
+def final_tokens(inputs: Inputs, state: State) -> Array:
+    """Counts the tokens of each image that are final, [B]."""
+    made = inputs.start[jnp.minimum(state.group, inputs.start.shape[0] - 1)]
+    kept = inputs.target.kept
+    return made if kept is None else jnp.maximum(made, kept.number)
+
+
+# Where the groups of a generation are: their places, positions, scales and contexts.
+
+
+def contexts(inputs: Inputs, bound: BoundModel, tokens: Array, known: Array, lookahead: int = 1) -> Array:
+    """Reads z [B, J, lookahead, G, H, D]: entry [b, j, k] is of the tokens of group known[b, j] + k when all
+    groups before known[b, j] are known."""
+    images, many = known.shape
+    halves = bound.order.shape[0] // images
+    wanted = jnp.minimum(known[:, :, None] + jnp.arange(lookahead), inputs.start.shape[0] - 1)
+    rows = jnp.minimum(inputs.start[wanted][..., None] + jnp.arange(inputs.width), inputs.length - 1)
+    n_known = inputs.start[known]
+    if bound.kept is not None:
+        n_known = jnp.maximum(n_known, bound.kept.number[:, None])
+    n_known = jnp.minimum(n_known, inputs.length - 1)  # past the end nothing is read
+
+    def sequences(a):
+        return jnp.repeat(a, many, axis=0)
+
+    arguments = (
+        jnp.tile(sequences(tokens[:, : inputs.length]), (halves, 1, 1)),
+        sequences(bound.order),
+        jnp.tile(n_known.reshape(-1), halves),
+        sequences(bound.class_embedding),
+        jnp.tile(rows.reshape(images * many, -1), (halves, 1)),
+    )
+    # The encoder reads as few tokens as the furthest image allows.
+    buckets = prefix_lengths(inputs.length, inputs.options.prefix_buckets or 1)
+    shortest = jnp.searchsorted(jnp.array(buckets), jnp.max(n_known))
+    read = [functools.partial(bound.network.context, bound.params, bucket=bucket) for bucket in buckets]
+    z = jax.lax.switch(shortest, read, *arguments)
+    return jnp.moveaxis(z.reshape(halves, images, many, lookahead, inputs.width, -1), 0, -2)
+
+
+def exists(inputs: Inputs, group: Array) -> Array:
+    """Says which of the G places of groups [B, ...] hold a token that is to be made: [B, ..., G]."""
+    there = jnp.arange(inputs.width) < inputs.size[jnp.minimum(group, len(inputs.start) - 1)][..., None]
+    kept = inputs.target.kept
+    if kept is None:
+        return there
+    return there & (places(inputs, group) >= kept.number.reshape(-1, *[1] * group.ndim))
+
+
+def places(inputs: Inputs, group: Array) -> Array:
+    """Returns the indices in the order of generation [..., G] of a group's tokens."""
+    return inputs.start[jnp.minimum(group, len(inputs.start) - 1)][..., None] + jnp.arange(inputs.width)
+
+
+def positions(inputs: Inputs, groups: Array) -> Array:
+    """Returns the positions [B, N, G] of groups [B, N]; past the end the last one is repeated."""
+    index = jnp.minimum(places(inputs, groups), inputs.length - 1)
+    order = inputs.target.order[: groups.shape[0]]
+    return jnp.take_along_axis(order, index.reshape(groups.shape[0], -1), axis=1).reshape(index.shape)
+
+
+def scales(inputs: Inputs, groups: Array) -> Array:
+    """Returns the guidance scale [B, ..., G] of the tokens of groups [B, ...]."""
+    image = jnp.arange(groups.shape[0]).reshape(-1, *[1] * (groups.ndim - 1))
+    return jnp.broadcast_to(inputs.scale[groups, image][..., None], (*groups.shape, inputs.width))
+
+
+def put(inputs: Inputs, tokens: Array, groups: Array, values: Array, where: Array) -> Array:
+    """Writes values [B, N, G, ...] into groups [B, N] where [B, N, G]."""
+    images = len(groups)
+    index = jnp.where(where, places(inputs, groups), tokens.shape[1])  # the rest is dropped
+    values = values.reshape(images, -1, *tokens.shape[2:])
+    return tokens.at[jnp.arange(images)[:, None], index.reshape(images, -1)].set(values, mode="drop")
+
+
+def round_keys(inputs: Inputs, group: Array, purpose: Purpose) -> Array:
+    """Returns keys [B] of a round, for images that were at `group` [B] when it began: every round ends
+    further on."""
+    return jax.vmap(jax.random.fold_in)(purpose_keys(inputs.keys, purpose), group)
+
+
+def with_drafts(inputs: Inputs, state: State, count: Array | None = None) -> Array:
+    """Returns the known tokens followed by the drafts (by the first `count` of them, if that is given)."""
+    gamma = inputs.speculation.gamma
+    groups = state.group[:, None] + jnp.arange(gamma)
+    used = exists(inputs, groups)
+    if count is not None:
+        used &= (jnp.arange(gamma) < count)[:, None]
+    return put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], used)
