@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,16 +48,16 @@ def first_state(config: RunConfig, params: Any) -> TrainState:
     return TrainState(copy(), copy(), optimizer(config).init(params), jnp.int32(0))
 
 
-def step_key(config: RunConfig, state: TrainState) -> Array:
-    """Returns the key of all that is random in the next step."""
-    return jax.random.fold_in(run_key(config.seed, STEP), state.step)
-
-
+@functools.partial(jax.jit, static_argnames=("config", "loss"), donate_argnames=("state",))
 def descend(
-    config: RunConfig, state: TrainState, loss: Callable[[Any], tuple[Array, Array]]
+    config: RunConfig, loss: Callable[..., tuple[Array, Array]], state: TrainState, *inputs: Any
 ) -> tuple[TrainState, Array]:
-    """Takes one step down the gradient of a loss. loss: params -> (what is minimised, what is logged)."""
-    gradient, logged = jax.grad(loss, has_aux=True)(state.params)
+    """Takes one step down the gradient of a loss; compiled once for each.
+
+    loss: (params, the key of the step, *inputs) -> (what is minimised, what is logged).
+    """
+    key = jax.random.fold_in(run_key(config.seed, STEP), state.step)
+    gradient, logged = jax.grad(loss, has_aux=True)(state.params, key, *inputs)
     updates, of_optimizer = optimizer(config).update(gradient, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
     # A young average has a shorter memory; it moves when the weights do.

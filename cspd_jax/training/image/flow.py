@@ -5,7 +5,6 @@ At a time t = sigmoid(normal), x_t = (1 - t) noise + t token, the head learns to
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from cspd_jax.training.config import ImageTrainConfig
 from cspd_jax.training.data.source import Source
 from cspd_jax.training.image.mar import LABEL_DROP
 from cspd_jax.training.run import Learning
-from cspd_jax.training.state import TrainState, descend, step_key
+from cspd_jax.training.state import descend
 
 Array = jax.Array
 
@@ -25,11 +24,21 @@ Array = jax.Array
 def learning(config: ImageTrainConfig, source: Source) -> Learning:
     """Returns how a causal model learns the data."""
 
+    model = SphereModel(config.model, jnp.dtype(config.dtype))
+
     def batch(step: int) -> tuple[Any, ...]:
         images, labels = source.batch(step, config.batch, seed=config.seed)
         return patchify(images, config.model.patch_size), labels
 
-    return Learning(batch, lambda _, state, batch: flow_step(config, state, *batch))
+    def loss(params: Any, key: Array, tokens: Array, labels: Array) -> tuple[Array, Array]:
+        of_labels, of_times, of_noise = jax.random.split(key, 3)
+        dropped = jax.random.bernoulli(of_labels, LABEL_DROP, labels.shape)
+        t = jax.nn.sigmoid(jax.random.normal(of_times, (config.copies, *tokens.shape[:2])))
+        noise = jax.random.normal(of_noise, (config.copies, *tokens.shape))
+        found = flow_objective(model, params, tokens, labels, dropped, t, noise)
+        return found, found
+
+    return Learning(batch, lambda _, state, batch: descend(config, loss, state, *batch))
 
 
 def flow_objective(
@@ -45,21 +54,3 @@ def flow_objective(
     x = (1 - t[..., None]) * noise + t[..., None] * tokens
     velocity: Any = make_head(model.config, model.dtype).apply({"params": params["head"]}, x, t, z)
     return jnp.mean((velocity - (tokens - noise)) ** 2)
-
-
-@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
-def flow_step(
-    config: ImageTrainConfig, state: TrainState, tokens: Array, labels: Array
-) -> tuple[TrainState, Array]:
-    """Takes one step. tokens: [B, L, C] by position. labels: [B]."""
-    of_labels, of_times, of_noise = jax.random.split(step_key(config, state), 3)
-    dropped = jax.random.bernoulli(of_labels, LABEL_DROP, labels.shape)
-    t = jax.nn.sigmoid(jax.random.normal(of_times, (config.copies, *tokens.shape[:2])))
-    noise = jax.random.normal(of_noise, (config.copies, *tokens.shape))
-    model = SphereModel(config.model, jnp.dtype(config.dtype))
-
-    def loss(params):
-        found = flow_objective(model, params, tokens, labels, dropped, t, noise)
-        return found, found
-
-    return descend(config, state, loss)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ from cspd_jax.keys import seed_key
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.run import Learning
-from cspd_jax.training.state import MASK, TrainState, descend, step_key
+from cspd_jax.training.state import MASK, TrainState, descend
 
 Array = jax.Array
 
@@ -63,19 +64,40 @@ class Draws(NamedTuple):
 
 def learning(config: TrainConfig, source: Any) -> Learning:
     """Returns how a model learns the data. With `config.hint` the source says what its tokens show."""
-    largest = config.model.seq_len - math.ceil(config.model.seq_len * config.least_mask_ratio)
+    model = MARModel(config.model, jnp.dtype(config.dtype))
 
     def batch(step: int) -> tuple[Any, ...]:
         images, labels = source.batch(step, config.batch, seed=config.seed)
         hints = source.contents(step, config.batch, seed=config.seed) if config.hint else None
         return patchify(images, config.model.patch_size), labels, hints
 
+    def loss(bucket: Bucket, params: Any, key: Array, known: Array, batch: Any) -> tuple[Array, Array]:
+        tokens, labels, contents = batch
+        draws = draw(key, tokens.shape, bucket, known, config.copies)
+        draws = focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
+        plain, z = objective(model, params, tokens, labels, draws, bucket.most, config.max_weight)
+        if contents is None:
+            return plain, plain
+        return plain + config.hint * hints(z, draws, contents, len(config.data.letters)), plain
+
+    largest = config.model.seq_len - math.ceil(config.model.seq_len * config.least_mask_ratio)
+    return Learning(batch, in_buckets(config, loss, n_known, largest))
+
+
+def in_buckets(config: TrainConfig, loss: Callable, n_known: Callable, largest: int, *given: Any) -> Callable:
+    """Returns the steps of a `Learning`, compiled once for each range of numbers of known tokens.
+
+    loss: (bucket, params, the key of the step, number of tokens shown, batch, *given) -> see `descend`.
+    n_known: (config, step) -> how many tokens the step shows, up to `largest`.
+    """
+    within = functools.cache(lambda bucket: functools.partial(loss, bucket))
+
     def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Array]:
         known = n_known(config, number)
         bucket = bucket_of(known, largest, config.buckets)
-        return train_step(config, bucket, state, *batch, np.int32(known))
+        return descend(config, within(bucket), state, np.int32(known), batch, *given)
 
-    return Learning(batch, step)
+    return step
 
 
 def n_known(config: TrainConfig, step: int) -> int:
@@ -210,16 +232,11 @@ def level_weights(max_weight: float) -> Array:
     return jnp.minimum(1 / jnp.asarray(schedule.sqrt_alphas_cumprod, jnp.float32) ** 2, max_weight)
 
 
-def masked_mean(x: Array, mask: Array) -> Array:
-    """Returns sum(x * mask) / sum(mask), the mask broadcast against x."""
-    mask = jnp.broadcast_to(mask, x.shape)
-    return jnp.sum(x * mask) / jnp.sum(mask)
-
-
 def mean_of_unknown(x: Array, draws: Draws) -> Array:
     """Returns the mean of x [..., Q] over those of the last Q tokens in reveal order that are unknown."""
     place = draws.reveal.shape[1] - x.shape[-1] + jnp.arange(x.shape[-1])
-    return masked_mean(x, (place >= draws.n_known).astype(x.dtype))
+    unknown = jnp.broadcast_to((place >= draws.n_known).astype(x.dtype), x.shape)
+    return jnp.sum(x * unknown) / jnp.sum(unknown)
 
 
 def objective(
@@ -251,35 +268,6 @@ def hints(z: Array, draws: Draws, contents: Array, kinds: int) -> Array:
     read = jax.random.normal(seed_key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
     surprise = optax.softmax_cross_entropy_with_integer_labels(z.astype(jnp.float32) @ read, shows)
     return mean_of_unknown(surprise, draws)
-
-
-@functools.partial(jax.jit, static_argnames=("config", "bucket"), donate_argnames=("state",))
-def train_step(
-    config: TrainConfig,
-    bucket: Bucket,
-    state: TrainState,
-    tokens: Array,
-    labels: Array,
-    contents: Array | None,
-    known: Array,
-) -> tuple[TrainState, Array]:
-    """Takes one step of the objective.
-
-    tokens: [B, L, C] by position. labels: [B]. contents: [B, L] what each token shows, for `config.hint`.
-    known: [], the number of tokens shown, within `bucket`.
-    """
-    key = step_key(config, state)
-    draws = draw(key, tokens.shape, bucket, known, config.copies)
-    draws = focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
-    model = MARModel(config.model, jnp.dtype(config.dtype))
-
-    def loss(params):
-        plain, z = objective(model, params, tokens, labels, draws, bucket.most, config.max_weight)
-        if contents is None:
-            return plain, plain
-        return plain + config.hint * hints(z, draws, contents, len(config.data.letters)), plain
-
-    return descend(config, state, loss)
 
 
 def on_grid(key: Array, backbone: dict) -> dict:
