@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     config = configured(args, preset)
     if isinstance(config, HeadTrainConfig):
         raise UserError("a head learns from its target: cspd-jax distill --states trains one")
-    report = recipes.train(config, args.out, args.init, args.vae, default_mesh(args.mesh))
+    report = recipes.train(config, args.out, args.init, vae=args.vae, mesh=default_mesh(args.mesh))
     finish(args, report)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from cspd_jax.check import UserError
 from cspd_jax.networks.config import MARConfig
-from cspd_jax.networks.lm_config import EagleConfig, LMConfig
+from cspd_jax.networks.lm_config import EagleConfig
 from cspd_jax.training.data.digits import Digits
 from cspd_jax.training.data.folder import Folder
 from cspd_jax.training.data.glyphs import Glyphs
@@ -20,7 +20,8 @@ DATA = {"glyphs": Glyphs, "words": Words, "digits": Digits, "folder": Folder, "t
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """The settings that every training run has.
+    """The settings that every training run has. Those of a language model have no others: `model.causal`
+    decides what it learns.
 
     model: the configuration of the network.
     data: the data set.
@@ -98,14 +99,6 @@ class TrainConfig(ImageTrainConfig):
     settle: int = 0
     on_grid: bool = False
     buckets: int = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class TextTrainConfig(RunConfig):
-    """The settings of a run that trains a language model; `model.causal` decides the objective."""
-
-    model: LMConfig
-    data: Texts
 
 
 @dataclasses.dataclass(frozen=True)

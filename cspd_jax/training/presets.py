@@ -15,7 +15,6 @@ from cspd_jax.training.config import (
     HeadTrainConfig,
     ImageTrainConfig,
     RunConfig,
-    TextTrainConfig,
     TrainConfig,
 )
 from cspd_jax.training.data.digits import Digits
@@ -191,7 +190,7 @@ _MASKED_BYTES = _but(
     mask_ids=(MASK,),
 )
 
-_TEXT = TextTrainConfig(
+_TEXT = RunConfig(
     model=_BYTES,
     data=Texts(),
     steps=4_500,

@@ -19,13 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.check import UserError, check_draft
 from cspd_jax.diffusion.gaussian import Gaussian, transition
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.generation import generate
 from cspd_jax.image.methods import DraftSpeculation
 from cspd_jax.models import ImageModel
-from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.data.source import Source
@@ -68,16 +66,6 @@ def n_known(config: TrainConfig, step: int) -> int:
     generation."""
     random = np.random.default_rng([MASK, config.seed, step])
     return int(random.integers(config.model.seq_len))
-
-
-def check_pair(draft: MARConfig, target: Any) -> None:
-    """Raises UserError unless the draft can be distilled from the target: it fits, with the same schedule."""
-    check_draft(target, draft)
-    if draft.respacing != target.respacing:
-        raise UserError(
-            f"the draft's respacing is {draft.respacing}, the target's is {target.respacing};"
-            " they must be equal"
-        )
 
 
 def gaussians(

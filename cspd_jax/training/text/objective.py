@@ -17,7 +17,7 @@ import numpy as np
 
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
-from cspd_jax.training.config import TextTrainConfig
+from cspd_jax.training.config import RunConfig
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.run import Learning
 from cspd_jax.training.state import descend
@@ -39,7 +39,7 @@ class View(NamedTuple):
     weight: Array
 
 
-def learning(config: TextTrainConfig, texts: Texts, target: tuple[LM, Any] | None = None) -> Learning:
+def learning(config: RunConfig, texts: Texts, target: tuple[LM, Any] | None = None) -> Learning:
     """Returns how a model learns rows of text; with a target, to predict what that predicts. The loss is in
     bits per id."""
     model = LM(config.model, jnp.dtype(config.dtype))
