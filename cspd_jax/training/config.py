@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 from cspd_jax.check import UserError
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.lm_config import EagleConfig
-from cspd_jax.training.data.digits import Digits
 from cspd_jax.training.data.folder import Folder
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.data.words import Words
 
-DATA = {"glyphs": Glyphs, "words": Words, "digits": Digits, "folder": Folder, "text": Texts}
+DATA = {"glyphs": Glyphs, "words": Words, "folder": Folder, "text": Texts}
 
 
 @dataclasses.dataclass(frozen=True)

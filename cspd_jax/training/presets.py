@@ -17,7 +17,6 @@ from cspd_jax.training.config import (
     RunConfig,
     TrainConfig,
 )
-from cspd_jax.training.data.digits import Digits
 from cspd_jax.training.data.folder import Folder, list_images
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.text import Texts
@@ -138,14 +137,6 @@ IMAGE_PRESETS: dict[str, ImageTrainConfig] = {
         data=Words(),
         steps=6_000,
         decay=4_800,
-    ),
-    "digits": _but(
-        _GLYPHS_DRAFT,
-        model=_but(_SMALLER, seq_len=16),
-        data=Digits(),
-        steps=6_000,
-        batch=64,
-        copies=4,
     ),
     "mar-base": TrainConfig(
         model=MAR_PRESETS["mar-base"],

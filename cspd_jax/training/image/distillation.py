@@ -58,7 +58,7 @@ def learning(config: TrainConfig, source: Source, target: tuple[MARModel, Any]) 
         return both, both
 
     step = mar.in_buckets(config, loss, n_known, config.model.seq_len - 1, target_params)
-    return Learning(mar.learning(config, source).batch, step)
+    return Learning(mar.batches(config, source), step)
 
 
 def n_known(config: TrainConfig, step: int) -> int:

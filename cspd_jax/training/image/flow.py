@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.sphere import SphereModel, full_forward, make_head
 from cspd_jax.training.config import ImageTrainConfig
 from cspd_jax.training.data.source import Source
-from cspd_jax.training.image.mar import LABEL_DROP
+from cspd_jax.training.image.mar import LABEL_DROP, batches
 from cspd_jax.training.run import Learning
 from cspd_jax.training.state import descend
 
@@ -26,11 +25,8 @@ def learning(config: ImageTrainConfig, source: Source) -> Learning:
 
     model = SphereModel(config.model, jnp.dtype(config.dtype))
 
-    def batch(step: int) -> tuple[Any, ...]:
-        images, labels = source.batch(step, config.batch, seed=config.seed)
-        return patchify(images, config.model.patch_size), labels
-
-    def loss(params: Any, key: Array, tokens: Array, labels: Array) -> tuple[Array, Array]:
+    def loss(params: Any, key: Array, batch: Any) -> tuple[Array, Array]:
+        tokens, labels, _ = batch
         of_labels, of_times, of_noise = jax.random.split(key, 3)
         dropped = jax.random.bernoulli(of_labels, LABEL_DROP, labels.shape)
         t = jax.nn.sigmoid(jax.random.normal(of_times, (config.copies, *tokens.shape[:2])))
@@ -38,7 +34,7 @@ def learning(config: ImageTrainConfig, source: Source) -> Learning:
         found = flow_objective(model, params, tokens, labels, dropped, t, noise)
         return found, found
 
-    return Learning(batch, lambda _, state, batch: descend(config, loss, state, *batch))
+    return Learning(batches(config, source), lambda _, state, batch: descend(config, loss, state, batch))
 
 
 def flow_objective(

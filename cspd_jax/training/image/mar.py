@@ -26,7 +26,8 @@ from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, make_schedule
 from cspd_jax.image.pixels import patchify
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.mar import MARModel
-from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.config import ImageTrainConfig, TrainConfig
+from cspd_jax.training.data.source import Batch, Source
 from cspd_jax.training.run import Learning
 from cspd_jax.training.state import MASK, TrainState, descend
 
@@ -62,26 +63,31 @@ class Draws(NamedTuple):
     noise: Array
 
 
-def learning(config: TrainConfig, source: Any) -> Learning:
+def learning(config: TrainConfig, source: Source) -> Learning:
     """Returns how a model learns the data. With `config.hint` the source says what its tokens show."""
     model = MARModel(config.model, jnp.dtype(config.dtype))
-
-    def batch(step: int) -> tuple[Any, ...]:
-        images, labels = source.batch(step, config.batch, seed=config.seed)
-        hints = source.contents(step, config.batch, seed=config.seed) if config.hint else None
-        return patchify(images, config.model.patch_size), labels, hints
 
     def loss(bucket: Bucket, params: Any, key: Array, known: Array, batch: Any) -> tuple[Array, Array]:
         tokens, labels, contents = batch
         draws = draw(key, tokens.shape, bucket, known, config.copies)
         draws = focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
         plain, z = objective(model, params, tokens, labels, draws, bucket.most, config.max_weight)
-        if contents is None:
+        if not config.hint:
             return plain, plain
         return plain + config.hint * hints(z, draws, contents, len(config.data.letters)), plain
 
     largest = config.model.seq_len - math.ceil(config.model.seq_len * config.least_mask_ratio)
-    return Learning(batch, in_buckets(config, loss, n_known, largest))
+    return Learning(batches(config, source), in_buckets(config, loss, n_known, largest))
+
+
+def batches(config: ImageTrainConfig, source: Source) -> Callable[[int], Batch]:
+    """Returns step -> a batch whose images are tokens [B, L, C] by position."""
+
+    def batch(step: int) -> Batch:
+        found = source.batch(step, config.batch, seed=config.seed)
+        return found._replace(images=patchify(found.images, config.model.patch_size))
+
+    return batch
 
 
 def in_buckets(config: TrainConfig, loss: Callable, n_known: Callable, largest: int, *given: Any) -> Callable:
