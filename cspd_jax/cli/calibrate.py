@@ -22,7 +22,7 @@ from cspd_jax.masked import sets
 from cspd_jax.masked.calibration import fitted
 from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.training.data import text
-from cspd_jax.training.data.prompts import prompt_ids, read_lines
+from cspd_jax.training.text.rows import prompt_ids, read_lines
 
 _BEGINNING = 48  # characters of a text that is a prompt
 

@@ -151,11 +151,9 @@ def _read(text: str, current: Any) -> Any:
 
 def in_steps(config: Run, steps: int) -> Run:
     """Returns the configuration with another number of steps, and its phases in proportion."""
-    phases = ("warmup", "decay", "settle")
-    known = {name: getattr(config, name) for name in phases if hasattr(config, name)}
-    return dataclasses.replace(
-        config, steps=steps, **{name: length * steps // config.steps for name, length in known.items()}
-    )
+    known = (name for name in ("warmup", "decay", "settle") if hasattr(config, name))
+    phases = {name: getattr(config, name) * steps // config.steps for name in known}
+    return dataclasses.replace(config, steps=steps, **phases)
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:

@@ -112,46 +112,6 @@ _WORDS = _but(
 )
 _WORDS_DRAFT = _but(_WORDS, model=_but(_SMALLER, **_OF_WORDS, encoder_depth=1))
 
-IMAGE_PRESETS: dict[str, ImageTrainConfig] = {
-    "glyphs": _GLYPHS,
-    "glyphs-draft": _GLYPHS_DRAFT,
-    # For `distill --init` with a draft trained on the data.
-    "glyphs-distill": _but(_GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200),
-    "glyphs-causal": _CAUSAL,
-    "glyphs-causal-draft": _but(
-        _CAUSAL,
-        model=_but(_SMALL_CAUSAL, width=64, depth=2, head_width=96, head_depth=2),
-        learning_rate=3e-3,
-    ),
-    "words": _WORDS,
-    # For `train --init` with a model of the preset before.
-    "words-longer": _but(_WORDS, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1),
-    "words-draft": _WORDS_DRAFT,
-    # For `distill --init` with a draft trained on the data.
-    "words-distill": _but(
-        _WORDS_DRAFT, learning_rate=1e-3, warmup=100, copies=2, focus=0.0, max_weight=1.0, hint=0.0, settle=0
-    ),
-    "words-causal": _but(
-        _CAUSAL,
-        model=_but(_SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2),
-        data=Words(),
-        steps=6_000,
-        decay=4_800,
-    ),
-    "mar-base": TrainConfig(
-        model=MAR_PRESETS["mar-base"],
-        data=Folder(flip=True),
-        steps=400_000,
-        batch=2048,
-        learning_rate=8e-4,
-        warmup=50_000,
-        ema=0.9999,
-        dtype="bfloat16",
-        checkpoint_every=2_000,
-    ),
-}
-
-
 # Llamas over bytes. Deep and narrow: on a CPU the cost of a forward pass for one token is proportional to its
 # operations.
 _BYTES = LMConfig(
@@ -205,7 +165,42 @@ _LONG: dict[str, Any] = {"data": Texts(1024), "steps": 400}
 _MASKED = _but(_TEXT, model=_MASKED_BYTES, steps=5_000, learning_rate=2e-3, decay=4_800)
 
 PRESETS: dict[str, RunConfig] = {
-    **IMAGE_PRESETS,
+    "glyphs": _GLYPHS,
+    "glyphs-draft": _GLYPHS_DRAFT,
+    # For `distill --init` with a draft trained on the data.
+    "glyphs-distill": _but(_GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200),
+    "glyphs-causal": _CAUSAL,
+    "glyphs-causal-draft": _but(
+        _CAUSAL,
+        model=_but(_SMALL_CAUSAL, width=64, depth=2, head_width=96, head_depth=2),
+        learning_rate=3e-3,
+    ),
+    "words": _WORDS,
+    # For `train --init` with a model of the preset before.
+    "words-longer": _but(_WORDS, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1),
+    "words-draft": _WORDS_DRAFT,
+    # For `distill --init` with a draft trained on the data.
+    "words-distill": _but(
+        _WORDS_DRAFT, learning_rate=1e-3, warmup=100, copies=2, focus=0.0, max_weight=1.0, hint=0.0, settle=0
+    ),
+    "words-causal": _but(
+        _CAUSAL,
+        model=_but(_SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2),
+        data=Words(),
+        steps=6_000,
+        decay=4_800,
+    ),
+    "mar-base": TrainConfig(
+        model=MAR_PRESETS["mar-base"],
+        data=Folder(flip=True),
+        steps=400_000,
+        batch=2048,
+        learning_rate=8e-4,
+        warmup=50_000,
+        ema=0.9999,
+        dtype="bfloat16",
+        checkpoint_every=2_000,
+    ),
     "text-target": _TEXT,
     # For `train --init` with a target trained on short rows: attention does not extrapolate to longer ones.
     "text-target-long": _but(_TEXT, **_LONG, batch=2, learning_rate=6e-4, warmup=20, decay=380),

@@ -26,7 +26,6 @@ from cspd_jax.parallel import replicate
 from cspd_jax.training import run as runs
 from cspd_jax.training.config import HeadTrainConfig, ImageTrainConfig, RunConfig, TrainConfig, to_json
 from cspd_jax.training.data.folder import Latents
-from cspd_jax.training.data.prompts import prompt_ids, read_lines
 from cspd_jax.training.data.source import Source, shuffled
 from cspd_jax.training.data.text import CORPUS
 from cspd_jax.training.image import distillation, flow, mar
@@ -63,7 +62,10 @@ def train(
     if target is not None:
         model: Any = hub.load(target, of=TextModel if is_text else ImageModel)
         check_pair(config.model, model.config)
-    first = begun_with(config, init)
+    if init is None:
+        first = init_state(config)
+    else:
+        first = first_state(config, initial_params(hub.load(init), config.model))
     begin(out, config, init=init, target=target, vae=vae, origin=origin, samples=samples)
     data: Any = config.data if vae is None else Latents(config.data, hub.load(vae, of=VAE))
     if not is_text:
@@ -142,7 +144,7 @@ def distill_head(
     model = hub.load(target, of=TextModel)
     layers, known = model.config, model.config.known_ids
     config = dataclasses.replace(config, model=states.head_config(layers, min(ids, known)))
-    questions = prompt_ids(model, read_lines(prompts))
+    questions = rows.prompt_ids(model, rows.read_lines(prompts))
     begin(out, config, target=target, prompts=str(prompts), samples=samples)
     pair, entering, length = (model.network, model.params), config.model.entering, config.data.length
     asked = [prompt for number, prompt in enumerate(questions) if number % _HELD_OUT_ONE_IN]
@@ -158,14 +160,6 @@ def distill_head(
     report = states.measure(config, pair, params, questions[::_HELD_OUT_ONE_IN][:_MEASURED])
     report["coverage"] = round(float(frequencies[frequent].sum() / frequencies.sum()), 4)
     return finished(out, config, params, report, "distill")
-
-
-def begun_with(config: Any, init: str | None) -> TrainState:
-    """Returns the state of a run that starts from the named model, or from random weights."""
-    if init is None:
-        return init_state(config)
-    model: Any = hub.load(init)
-    return first_state(config, initial_params(model, config.model))
 
 
 @functools.partial(jax.jit, static_argnames=("config",))

@@ -96,11 +96,13 @@ def in_buckets(config: TrainConfig, loss: Callable, n_known: Callable, largest: 
     loss: (bucket, params, the key of the step, number of tokens shown, batch, *given) -> see `descend`.
     n_known: (config, step) -> how many tokens the step shows, up to `largest`.
     """
+    width = -(-(largest + 1) // config.buckets)
     within = functools.cache(lambda bucket: functools.partial(loss, bucket))
 
     def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Array]:
         known = n_known(config, number)
-        bucket = bucket_of(known, largest, config.buckets)
+        least = known // width * width
+        bucket = Bucket(least, max(known, min(least + width - 1, largest)))
         return descend(config, within(bucket), state, np.int32(known), batch, *given)
 
     return step
@@ -120,13 +122,6 @@ def n_known(config: TrainConfig, step: int) -> int:
     lowest = normal.cdf(config.least_mask_ratio)
     ratio = normal.inv_cdf(lowest + random.random() * (0.5 - lowest))
     return length - math.ceil(length * ratio)
-
-
-def bucket_of(known: int, largest: int, count: int) -> Bucket:
-    """Returns the range, of `count` about equal ones of 0 ... largest, that `known`, perhaps more, is in."""
-    width = -(-(largest + 1) // count)
-    least = known // width * width
-    return Bucket(least, max(known, min(least + width - 1, largest)))
 
 
 def draw(key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int) -> Draws:
@@ -199,17 +194,6 @@ def denoised(
     return c, x, eps, v
 
 
-def head_terms(
-    model: MARModel, params: Any, x0: Array, z: Array, t: Array, noise: Array
-) -> tuple[Array, Array]:
-    """Returns the two parts of the loss of each token, [...]: the squared error of eps, and the variational
-    bound in bits per dimension."""
-    c, x, eps, v = denoised(model, params, _EVERY, x0, z, t, noise)
-    p, q = transition(c, x, jax.lax.stop_gradient(eps), v), posterior(c, x0, x)
-    bits = jnp.where(t[..., None] == 0, -discretised_log_likelihood(p, x0), kl_divergence(q, p))
-    return jnp.mean((eps - noise) ** 2, axis=-1), jnp.mean(bits, axis=-1) / math.log(2)
-
-
 def kl_divergence(q: Gaussian, p: Gaussian) -> Array:
     """Returns KL(q || p) per coordinate, in nats."""
     ratio = q.log_var - p.log_var
@@ -260,8 +244,12 @@ def objective(
     max_weight: of a noise level, as `level_weights` has it; 1 is MAR's objective.
     """
     x0, z = contexts(model, params, tokens, labels, draws, bucket)
-    mse, bound = head_terms(model, params, x0, z, draws.t, draws.noise)
+    c, x, eps, v = denoised(model, params, _EVERY, x0, z, draws.t, draws.noise)
+    mse = jnp.mean((eps - draws.noise) ** 2, axis=-1)
     mse = mse * level_weights(max_weight)[draws.t] if max_weight > 1 else mse
+    p, q = transition(c, x, jax.lax.stop_gradient(eps), v), posterior(c, x0, x)
+    nats = jnp.where(draws.t[..., None] == 0, -discretised_log_likelihood(p, x0), kl_divergence(q, p))
+    bound = jnp.mean(nats, axis=-1) / math.log(2)
     return mean_of_unknown(mse, draws) + mean_of_unknown(bound, draws), z
 
 
