@@ -33,12 +33,10 @@ _DECLINE = 0.8  # what each turn counts beside the one before
 class Given(NamedTuple):
     """What a head learns from besides its own parameters.
 
-    ids: [V] which of the target's ids each of the head's is.
     embedding: the target's table.
     kernel: [D, V] by which the target makes logits of the head's ids from its hidden states.
     """
 
-    ids: Array
     embedding: Array
     kernel: Array
 
@@ -84,7 +82,7 @@ def given_by(config: LMConfig, params: Any, ids: np.ndarray) -> Given:
     """Returns what the target gives a head with these ids."""
     table = params["embed"]["embedding"]
     kernel = table[ids].T if config.tie_embeddings else params["head"]["kernel"][:, ids]
-    return Given(jnp.asarray(ids, jnp.int32), table, kernel)
+    return Given(table, kernel)
 
 
 def frequent_ids(frequencies: np.ndarray, count: int, always: tuple[int, ...]) -> np.ndarray:
