@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from cspd_jax.check import UserError
-from cspd_jax.networks.config import MAR_PRESETS, MARConfig, SphereConfig
+from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig
 from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 from cspd_jax.training.config import (
@@ -189,17 +189,6 @@ PRESETS: dict[str, RunConfig] = {
         data=Words(),
         steps=6_000,
         decay=4_800,
-    ),
-    "mar-base": TrainConfig(
-        model=MAR_PRESETS["mar-base"],
-        data=Folder(flip=True),
-        steps=400_000,
-        batch=2048,
-        learning_rate=8e-4,
-        warmup=50_000,
-        ema=0.9999,
-        dtype="bfloat16",
-        checkpoint_every=2_000,
     ),
     "text-target": _TEXT,
     # For `train --init` with a target trained on short rows: attention does not extrapolate to longer ones.

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from cspd_jax import hub, weights
 from cspd_jax.check import UserError
 from cspd_jax.image.pixels import patchify
-from cspd_jax.models import VAE, ImageModel, TextModel
+from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.networks import lm
 from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.lm import LM
@@ -25,8 +25,7 @@ from cspd_jax.networks.registry import kind_name, kind_of
 from cspd_jax.parallel import replicate
 from cspd_jax.training import run as runs
 from cspd_jax.training.config import HeadTrainConfig, ImageTrainConfig, RunConfig, TrainConfig, to_json
-from cspd_jax.training.data.folder import Latents
-from cspd_jax.training.data.source import Source, shuffled
+from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.text import CORPUS
 from cspd_jax.training.image import distillation, flow, mar
 from cspd_jax.training.run import Learning, begin
@@ -43,7 +42,6 @@ def train(
     out: pathlib.Path,
     init: str | None = None,
     target: str | None = None,
-    vae: str | None = None,
     origin: str = "data",
     samples: int = 4096,
     mesh: Mesh | None = None,
@@ -54,7 +52,6 @@ def train(
     target: names the model whose draft it becomes: it learns what that does, and the report says how often it
         is accepted. Without `init` the first half of the steps learn the data, as an untrained draft is too
         far from the target.
-    vae: names the autoencoder whose latents of a folder of images it learns.
     origin: whether a language model learns a target on rows of the "data", on so many `samples` of the
         "target", or "both".
     """
@@ -66,25 +63,24 @@ def train(
         first = init_state(config)
     else:
         first = first_state(config, initial_params(hub.load(init), config.model))
-    begin(out, config, init=init, target=target, vae=vae, origin=origin, samples=samples)
-    data: Any = config.data if vae is None else Latents(config.data, hub.load(vae, of=VAE))
+    begin(out, config, init=init, target=target, origin=origin, samples=samples)
     if not is_text:
-        check_fit(config, data)
+        check_fit(config)
     mesh = mesh or runs.all_devices()
-    learning = _LEARNING[type(config.model)].learning(config, data)
+    learning = _LEARNING[type(config.model)].learning(config, config.data)
     if target is not None:
         pair = model.network, model.params
         network = type(model.network)(model.config, jnp.dtype(config.dtype))
         teacher = network, replicate(mesh, model.params)
-        taught = (objective if is_text else distillation).learning(config, data, teacher)
+        taught = (objective if is_text else distillation).learning(config, config.data, teacher)
         if is_text and origin != "data":
-            own = rows.continuations(pair, data, samples, out / "samples.npz", config.seed)
+            own = rows.continuations(pair, config.data, samples, out / "samples.npz", config.seed)
             taught = on_rows(config, taught, own, origin == "both")
         learning = data_first(config, learning, taught) if init is None else taught
     state = runs.run(config, out, first, learning, mesh)
     report: dict[str, Any] = {}
     if is_text:
-        report = objective.measure(data, LM(config.model), state.ema, *(pair if target else ()))
+        report = objective.measure(config.data, LM(config.model), state.ema, *(pair if target else ()))
     elif target is not None:
         report = distillation.measure(model, config, state.ema)
     return finished(out, config, state.ema, report, "train" if target is None else "distill")
@@ -221,11 +217,11 @@ def check_pair(draft: Any, target: Any) -> None:
             raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")
 
 
-def check_fit(config: ImageTrainConfig, source: Source) -> None:
+def check_fit(config: ImageTrainConfig) -> None:
     """Raises UserError unless the model fits the data."""
-    model = config.model
-    tokens = patchify(np.zeros((1, *source.shape)), model.patch_size)
-    found = (*tokens.shape[1:], len(source.class_names))
+    model, data = config.model, config.data
+    tokens = patchify(np.zeros((1, *data.shape)), model.patch_size)
+    found = (*tokens.shape[1:], len(data.class_names))
     wanted = model.seq_len, model.token_dim, model.num_classes
     if found != wanted:
         raise UserError(

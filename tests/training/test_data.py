@@ -7,7 +7,7 @@ from PIL import Image
 
 from cspd_jax.check import UserError
 from cspd_jax.training import presets, recipes
-from cspd_jax.training.data.folder import Folder, Latents, list_images
+from cspd_jax.training.data.folder import Folder, list_images
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.words import Words, to_cells
@@ -94,29 +94,6 @@ def test_a_preset_takes_its_sizes_from_the_pictures(tmp_path, mode, size, found)
     for i in range(2):
         Image.new(mode, size, i).save(tmp_path / f"{i}.png")
     run = presets.of_folder(str(tmp_path))
-    recipes.check_fit(run, run.data)
+    recipes.check_fit(run)
     run.data.batch(0, 1, split="held-out")
     assert (run.data.size, run.data.channels, run.model.patch_size) == found
-
-
-@pytest.mark.slow
-def test_latents_of_a_real_autoencoder(tmp_path):
-    """From a checkpoint folder and a folder of images to MAR's tokens, against the encoder itself."""
-    import jax
-
-    from cspd_jax import hub, weights
-    from cspd_jax.networks import autoencoder
-    from cspd_jax.networks.config import LATENT_SCALE, KLConfig
-
-    config = KLConfig(channels=16, groups=16)
-    params = autoencoder.init_params(config, jax.random.key(0))
-    weights.save(tmp_path / "kl", "kl16", config, params)
-    fill(tmp_path / "images", {"a": 2, "b": 18}, side=40)
-    folder = Folder(str(tmp_path / "images"), size=32, flip=True, held_out=0)
-    data = Latents(folder, hub.load(tmp_path / "kl"))
-    assert data.shape == (2, 2, 16)
-    pixels, batch = folder.batch(1, 20), data.batch(1, 20)
-    posterior = autoencoder.encode(config, params, pixels.images)
-    assert np.array_equal(batch.labels, pixels.labels)
-    error = (batch.images / LATENT_SCALE - posterior.mean) / posterior.std
-    assert abs(float(error.mean())) < 0.15 and abs(float(error.std()) - 1) < 0.1

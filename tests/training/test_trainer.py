@@ -132,7 +132,7 @@ def test_presets(name):
     hash(config)
     assert data_from_json(json.loads(json.dumps(to_json(config)))) == config.data
     if not isinstance(config.data, Folder | Texts):
-        check_fit(config, config.data)
+        check_fit(config)
 
 
 def test_settings_are_changed_by_name():
