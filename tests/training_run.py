@@ -27,10 +27,10 @@ TINY = TrainConfig(
 )
 
 
-def trained(out, config=TINY, source=None):
+def trained(out, config=TINY):
     """The final state of a run in the folder `out`, or of its going on."""
     out.mkdir(parents=True, exist_ok=True)
-    return run(config, out, init_state(config), mar.learning(config, source or config.data))
+    return run(config, out, init_state(config), mar.learning(config))
 
 
 if __name__ == "__main__":

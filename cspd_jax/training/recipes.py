@@ -67,12 +67,12 @@ def train(
     if not is_text:
         check_fit(config)
     mesh = mesh or runs.all_devices()
-    learning = _LEARNING[type(config.model)].learning(config, config.data)
+    learning = _LEARNING[type(config.model)].learning(config)
     if target is not None:
         pair = model.network, model.params
         network = type(model.network)(model.config, jnp.dtype(config.dtype))
         teacher = network, replicate(mesh, model.params)
-        taught = (objective if is_text else distillation).learning(config, config.data, teacher)
+        taught = (objective if is_text else distillation).learning(config, teacher)
         if is_text and origin != "data":
             own = rows.continuations(pair, config.data, samples, out / "samples.npz", config.seed)
             taught = on_rows(config, taught, own, origin == "both")
@@ -150,7 +150,7 @@ def distill_head(
     given = states.given_by(layers, model.params, frequent)
     params = states.first_params(config.model, model.params, layers.depth, given, config.seed)
     mesh = mesh or runs.all_devices()
-    learning = states.learning(config, rows=taught, given=replicate(mesh, given))
+    learning = states.learning(config, taught, replicate(mesh, given))
     state = runs.run(config, out, first_state(config, params), learning, mesh)
     params = {**state.ema, "ids": frequent}
     report = states.measure(config, pair, params, questions[::_HELD_OUT_ONE_IN][:_MEASURED])

@@ -40,7 +40,7 @@ def test_the_target_accepts_itself():
 @pytest.mark.slow
 def test_distilling_brings_the_draft_closer():
     """The loss on fresh batches falls to less than a third; without learning it does not."""
-    learning = distillation.learning(RUN, RUN.data, (MODEL, target()))
+    learning = distillation.learning(RUN, (MODEL, target()))
     state, fresh = init_state(RUN), init_state(RUN)
 
     def divergence(state, step):

@@ -55,9 +55,9 @@ def corpus():
 init = jax.jit(init_params, static_argnums=0)
 
 
-def trained(config, out, rows=TEXTS, target=None):
+def trained(config, out, target=None):
     """The final state of a run in the folder `out`."""
-    return run(config, out, init_state(config), objective.learning(config, rows, target))
+    return run(config, out, init_state(config), objective.learning(config, target))
 
 
 def unigram(lm, seed=0):

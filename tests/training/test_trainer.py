@@ -94,7 +94,8 @@ def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
             return super().batch(index, size, seed=seed + (index == 30), split=split)
 
     with pytest.raises(AssertionError):
-        chex.assert_trees_all_equal(trained(tmp_path, source=Forgetful(fonts=("cmr10",), size=8)), whole[1])
+        forgetful = dataclasses.replace(TINY, data=Forgetful(fonts=("cmr10",), size=8))
+        chex.assert_trees_all_equal(trained(tmp_path, forgetful), whole[1])
 
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ from cspd_jax.image.methods import DraftSpeculation
 from cspd_jax.models import ImageModel
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.data.source import Source
 from cspd_jax.training.image import mar
 from cspd_jax.training.image.mar import Bucket, Draws
 from cspd_jax.training.run import Learning
@@ -38,8 +37,8 @@ _DRAWS, _STEPS = 0, 1  # what the key of a step is folded with
 _IMAGES = 16  # on which acceptance is reported
 
 
-def learning(config: TrainConfig, source: Source, target: tuple[MARModel, Any]) -> Learning:
-    """Returns how a draft learns the target's Gaussians on contexts from a source."""
+def learning(config: TrainConfig, target: tuple[MARModel, Any]) -> Learning:
+    """Returns how a draft learns the target's Gaussians on contexts from the data."""
     teacher, target_params = target
     draft = MARModel(config.model, teacher.dtype)
     steps = sampling_schedule(config.model.respacing).num_steps
@@ -58,7 +57,7 @@ def learning(config: TrainConfig, source: Source, target: tuple[MARModel, Any]) 
         return both, both
 
     step = mar.in_buckets(config, loss, n_known, config.model.seq_len - 1, target_params)
-    return Learning(mar.batches(config, source), step)
+    return Learning(mar.batches(config), step)
 
 
 def n_known(config: TrainConfig, step: int) -> int:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from cspd_jax.networks.sphere import SphereModel, full_forward, make_head
 from cspd_jax.training.config import ImageTrainConfig
-from cspd_jax.training.data.source import Source
 from cspd_jax.training.image.mar import LABEL_DROP, batches
 from cspd_jax.training.run import Learning
 from cspd_jax.training.state import descend
@@ -20,7 +19,7 @@ from cspd_jax.training.state import descend
 Array = jax.Array
 
 
-def learning(config: ImageTrainConfig, source: Source) -> Learning:
+def learning(config: ImageTrainConfig) -> Learning:
     """Returns how a causal model learns the data."""
 
     model = SphereModel(config.model, jnp.dtype(config.dtype))
@@ -34,7 +33,7 @@ def learning(config: ImageTrainConfig, source: Source) -> Learning:
         found = flow_objective(model, params, tokens, labels, dropped, t, noise)
         return found, found
 
-    return Learning(batches(config, source), lambda _, state, batch: descend(config, loss, state, batch))
+    return Learning(batches(config), lambda _, state, batch: descend(config, loss, state, batch))
 
 
 def flow_objective(

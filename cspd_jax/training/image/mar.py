@@ -27,7 +27,7 @@ from cspd_jax.image.pixels import patchify
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import ImageTrainConfig, TrainConfig
-from cspd_jax.training.data.source import Batch, Source
+from cspd_jax.training.data.source import Batch
 from cspd_jax.training.run import Learning
 from cspd_jax.training.state import MASK, TrainState, descend
 
@@ -63,8 +63,8 @@ class Draws(NamedTuple):
     noise: Array
 
 
-def learning(config: TrainConfig, source: Source) -> Learning:
-    """Returns how a model learns the data. With `config.hint` the source says what its tokens show."""
+def learning(config: TrainConfig) -> Learning:
+    """Returns how a model learns the data. With `config.hint` they say what its tokens show."""
     model = MARModel(config.model, jnp.dtype(config.dtype))
 
     def loss(bucket: Bucket, params: Any, key: Array, known: Array, batch: Any) -> tuple[Array, Array]:
@@ -77,14 +77,14 @@ def learning(config: TrainConfig, source: Source) -> Learning:
         return plain + config.hint * hints(z, draws, contents, len(config.data.letters)), plain
 
     largest = config.model.seq_len - math.ceil(config.model.seq_len * config.least_mask_ratio)
-    return Learning(batches(config, source), in_buckets(config, loss, n_known, largest))
+    return Learning(batches(config), in_buckets(config, loss, n_known, largest))
 
 
-def batches(config: ImageTrainConfig, source: Source) -> Callable[[int], Batch]:
+def batches(config: ImageTrainConfig) -> Callable[[int], Batch]:
     """Returns step -> a batch whose images are tokens [B, L, C] by position."""
 
     def batch(step: int) -> Batch:
-        found = source.batch(step, config.batch, seed=config.seed)
+        found = config.data.batch(step, config.batch, seed=config.seed)
         return found._replace(images=patchify(found.images, config.model.patch_size))
 
     return batch

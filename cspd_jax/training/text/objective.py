@@ -39,7 +39,7 @@ class View(NamedTuple):
     weight: Array
 
 
-def learning(config: RunConfig, texts: Texts, target: tuple[LM, Any] | None = None) -> Learning:
+def learning(config: RunConfig, target: tuple[LM, Any] | None = None) -> Learning:
     """Returns how a model learns rows of text; with a target, to predict what that predicts. The loss is in
     bits per id."""
     model = LM(config.model, jnp.dtype(config.dtype))
@@ -55,7 +55,7 @@ def learning(config: RunConfig, texts: Texts, target: tuple[LM, Any] | None = No
         return bits, bits
 
     return Learning(
-        lambda step: texts.batch(step, config.batch, seed=config.seed),
+        lambda step: config.data.batch(step, config.batch, seed=config.seed),
         lambda _, state, rows: descend(config, loss, state, rows, target_params),
     )
 
