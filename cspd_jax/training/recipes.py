@@ -26,7 +26,7 @@ from cspd_jax.parallel import replicate
 from cspd_jax.training import run as runs
 from cspd_jax.training.config import HeadTrainConfig, ImageTrainConfig, RunConfig, TrainConfig, to_json
 from cspd_jax.training.data.source import shuffled
-from cspd_jax.training.data.text import CORPUS
+from cspd_jax.training.data.text import CORPUS, prompt_ids, read_lines
 from cspd_jax.training.image import distillation, flow, mar
 from cspd_jax.training.run import Learning, begin
 from cspd_jax.training.state import INIT, TrainState, first_state, run_key
@@ -140,7 +140,7 @@ def distill_head(
     model = hub.load(target, of=TextModel)
     layers, known = model.config, model.config.known_ids
     config = dataclasses.replace(config, model=states.head_config(layers, min(ids, known)))
-    questions = rows.prompt_ids(model, rows.read_lines(prompts))
+    questions = prompt_ids(model, read_lines(prompts))
     begin(out, config, target=target, prompts=str(prompts), samples=samples)
     pair, entering, length = (model.network, model.params), config.model.entering, config.data.length
     asked = [prompt for number, prompt in enumerate(questions) if number % _HELD_OUT_ONE_IN]

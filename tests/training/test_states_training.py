@@ -17,10 +17,9 @@ from word_models import IDS, TARGET, TEMPLATE, tokenizer
 from cspd_jax import hub, text, weights
 from cspd_jax.__main__ import main
 from cspd_jax.training import presets
-from cspd_jax.training.data.text import Texts
+from cspd_jax.training.data.text import Texts, prompt_ids
 from cspd_jax.training.text import states
 from cspd_jax.training.text.rows import answers as answered
-from cspd_jax.training.text.rows import prompt_ids
 from cspd_jax.training.text.states import head_config
 
 LENGTH, OWN = 24, 40

@@ -21,10 +21,8 @@ from cspd_jax import text
 from cspd_jax._utils.files import write_arrays
 from cspd_jax.check import UserError
 from cspd_jax.language_models import Prompts
-from cspd_jax.models import TextModel
 from cspd_jax.networks.lm import LM
 from cspd_jax.parallel import first_alone
-from cspd_jax.tokenizers import chat_ids, chat_template, load_tokenizer
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.state import SAMPLES, run_key
 
@@ -90,23 +88,6 @@ def continuations(
         return (text.generate(key, target, begun, options=options).tokens,)
 
     return kept(path, count, make)[0]
-
-
-def read_lines(path: pathlib.Path) -> list[str]:
-    """Returns the lines of a file that are not blank."""
-    return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-
-
-def prompt_ids(model: TextModel, texts: Sequence[str]) -> list[list[int]]:
-    """Returns each text as the ids of a question to the model: in its chat template, if it has one, or as it
-    is."""
-    tokenizer = load_tokenizer(model)
-    if tokenizer is None:
-        raise UserError(f"{model.name} has no tokenizer.json, so it cannot read prompts")
-    template = chat_template(model.folder)
-    if template is None:
-        return [tokenizer.encode(text) for text in texts]
-    return [chat_ids(tokenizer, template, [{"role": "user", "content": text}]) for text in texts]
 
 
 def answers(
