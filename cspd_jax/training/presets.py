@@ -72,11 +72,6 @@ _GLYPHS = TrainConfig(
     learning_rate=1.2e-3,
     warmup=300,
     decay=6_000,
-    copies=2,
-    # In MAR's training at most 30 % of the tokens are known; a small model does not extrapolate to fuller
-    # contexts.
-    least_mask_ratio=0.02,
-    mask_ratio_deviation=0.7,
 )
 _GLYPHS_DRAFT = _but(_GLYPHS, model=_SMALLER, steps=5_000, learning_rate=2e-3, warmup=200, decay=4_000)
 
@@ -85,9 +80,7 @@ _CAUSAL = ImageTrainConfig(
     data=Glyphs(),
     steps=3_000,
     learning_rate=2e-3,
-    warmup=200,
     decay=2_400,
-    copies=2,
 )
 
 # A token is the cell of a letter.
@@ -147,7 +140,6 @@ _TEXT = RunConfig(
     steps=4_500,
     batch=8,
     learning_rate=3e-3,
-    warmup=200,
     decay=4_300,
     weight_decay=0.1,
     clip=1.0,

@@ -28,8 +28,7 @@ from cspd_jax.training.config import HeadTrainConfig, ImageTrainConfig, RunConfi
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.text import CORPUS, prompt_ids, read_lines
 from cspd_jax.training.image import distillation, flow, mar
-from cspd_jax.training.run import Learning, begin
-from cspd_jax.training.state import INIT, TrainState, first_state, run_key
+from cspd_jax.training.run import INIT, Learning, TrainState, begin, first_state, run_key
 from cspd_jax.training.text import objective, rows, states
 
 Array = jax.Array

@@ -32,7 +32,7 @@ def fill(root, counts, side=20):
 def source(request, tmp_path):
     if request.param == "folder":
         fill(tmp_path, {"a": 12, "b": 12})
-        return Folder(str(tmp_path), size=8, held_out=4, flip=True)
+        return Folder(str(tmp_path), size=8, held_out=4)
     words = Words(topics=("food", "music"), fonts=("DejaVuSans",))
     return {"glyphs": GLYPHS, "words": words}[request.param]
 

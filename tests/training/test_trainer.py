@@ -23,8 +23,7 @@ from cspd_jax.training.data.folder import Folder
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.recipes import check_fit
-from cspd_jax.training.run import begin
-from cspd_jax.training.state import learning_rate
+from cspd_jax.training.run import begin, learning_rate
 
 HERE = pathlib.Path(__file__).parents[1]
 

@@ -13,10 +13,9 @@ from tqdm import tqdm
 
 from cspd_jax._utils.files import files_in, in_order, is_hidden
 from cspd_jax.check import UserError
-from cspd_jax.training.data.source import Batch, Split, generator, shuffled
+from cspd_jax.training.data.source import Batch, Split, shuffled
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-_FLIP = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +25,12 @@ class Folder:
     root: the folder.
     size: of the square images; the shorter side is scaled to it and the middle is kept.
     channels: 1 (grey) or 3.
-    flip: whether images are mirrored at random.
     held_out: one image in this many is held out from training; 0 holds out none.
     """
 
     root: str = ""
     size: int = 256
     channels: int = 3
-    flip: bool = False
     held_out: int = 20
 
     @property
@@ -61,9 +58,7 @@ class Folder:
         held_out = every % self.held_out == 0 if self.held_out else every < 0
         rows = every[held_out == (split == "held-out")]
         rows = rows[shuffled(len(rows), index, size, seed=seed, split=split)]
-        pixels = self.images.images[rows].astype(np.float32) / 127.5 - 1
-        mirrored = self.flip & generator(seed, split, index, _FLIP).integers(2, size=(size, 1, 1, 1))
-        return Batch(np.where(mirrored, pixels[:, :, ::-1], pixels), self.images.labels[rows])
+        return Batch(self.images.images[rows].astype(np.float32) / 127.5 - 1, self.images.labels[rows])
 
 
 def list_images(root: str) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, int]]]:

@@ -28,8 +28,7 @@ from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.image import mar
 from cspd_jax.training.image.mar import Bucket, Draws
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import MASK, MEASURE, run_key
+from cspd_jax.training.run import MASK, MEASURE, Learning, run_key
 
 Array = jax.Array
 

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from cspd_jax.networks.sphere import SphereModel, full_forward, make_head
 from cspd_jax.training.config import ImageTrainConfig
 from cspd_jax.training.image.mar import LABEL_DROP, batches
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import descend
+from cspd_jax.training.run import Learning, descend
 
 Array = jax.Array
 

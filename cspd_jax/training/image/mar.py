@@ -28,8 +28,7 @@ from cspd_jax.keys import seed_key
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import ImageTrainConfig, TrainConfig
 from cspd_jax.training.data.source import Batch
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import MASK, TrainState, descend
+from cspd_jax.training.run import MASK, Learning, TrainState, descend
 
 Array = jax.Array
 

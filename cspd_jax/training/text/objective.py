@@ -19,8 +19,7 @@ from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
 from cspd_jax.training.config import RunConfig
 from cspd_jax.training.data.text import Texts
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import descend
+from cspd_jax.training.run import Learning, descend
 
 Array = jax.Array
 _TOGETHER = 16  # rows that are measured at once

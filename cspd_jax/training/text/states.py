@@ -22,8 +22,7 @@ from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig, published_layers
 from cspd_jax.training.config import HeadTrainConfig
 from cspd_jax.training.data.source import shuffled
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import INIT, MEASURE, descend, run_key
+from cspd_jax.training.run import INIT, MEASURE, Learning, descend, run_key
 from cspd_jax.training.text.rows import NONE, Taught
 
 Array = jax.Array
