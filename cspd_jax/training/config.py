@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from cspd_jax.check import UserError
 from cspd_jax.networks.config import MARConfig
@@ -115,10 +115,7 @@ class HeadTrainConfig(RunConfig):
     fed_back: int = 2
 
 
-Run = TypeVar("Run", bound=RunConfig)
-
-
-def with_settings(config: Run, settings: Iterable[str]) -> Run:
+def with_settings(config: Any, settings: Iterable[str]) -> Any:
     """Returns the configuration with fields changed by texts such as `steps=2000`, `model.encoder_width=64`
     or `data.fonts=cmr10,cmss10`."""
     parts = {"": config, "model": config.model, "data": config.data}
@@ -150,7 +147,7 @@ def _read(text: str, current: Any) -> Any:
     return tuple(text.split(",")) if isinstance(current, tuple) else type(current)(text)
 
 
-def in_steps(config: Run, steps: int) -> Run:
+def in_steps(config: Any, steps: int) -> Any:
     """Returns the configuration with another number of steps, and its phases in proportion."""
     known = (name for name in ("warmup", "decay", "settle") if hasattr(config, name))
     phases = {name: getattr(config, name) * steps // config.steps for name in known}

@@ -35,7 +35,7 @@ Array = jax.Array
 LABEL_DROP = 0.1  # share of the rows that are trained without their label
 _EVERY = str(NUM_TRAIN_STEPS)  # the schedule of training
 _FOCUS = 4  # beyond the keys that `draw` splits off
-_LAST = {"attn": "proj", "mlp": "fc2"}  # the last layers of a block's two parts
+_LAST = ["attn", "proj"], ["mlp", "fc2"]  # the last layers of a block's two parts
 
 
 class Bucket(NamedTuple):
@@ -273,12 +273,9 @@ def on_grid(key: Array, backbone: dict) -> dict:
         table = backbone[name]
         both = 0.5 * jax.random.normal(jax.random.fold_in(key, i), (2, side, table.shape[-1]))
         found[name] = table.at[0, -(side**2) :].set(both[0, row] + both[1, column])
-    for name, block in backbone.items():
-        if name.startswith("encoder_blocks"):
-            found[name] = {**block, **{part: _silent(block[part], last) for part, last in _LAST.items()}}
-    return found
 
+    def silent(path: tuple, leaf: Array) -> Array:
+        block, *layer = (part.key for part in path)
+        return jnp.zeros_like(leaf) if block.startswith("encoder_blocks") and layer[:2] in _LAST else leaf
 
-def _silent(part: dict, last: str) -> dict:
-    """Returns a part of a block with a last layer that gives 0."""
-    return {**part, last: jax.tree.map(jnp.zeros_like, part[last])}
+    return jax.tree_util.tree_map_with_path(silent, found)
