@@ -19,8 +19,8 @@ DATA = {"glyphs": Glyphs, "words": Words, "folder": Folder, "text": Texts}
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """The settings that every training run has. Those of a language model have no others: `model.causal`
-    decides what it learns.
+    """The settings that every training run has. Those of a causal image model and of a language model have no
+    others; `model` decides what they learn.
 
     model: the configuration of the network.
     data: the data set.
@@ -61,20 +61,10 @@ class RunConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageTrainConfig(RunConfig):
-    """The settings of a run that trains an image model; these alone are those of a causal one with a flow
-    head.
-
-    copies: noise levels per token and step, MAR's diffusion batch multiplier; for a flow head its times.
-    """
-
-    copies: int = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig(ImageTrainConfig):
+class TrainConfig(RunConfig):
     """The settings of a run that trains a MAR image model.
 
+    copies: noise levels per token and step, MAR's diffusion batch multiplier.
     least_mask_ratio: the mask ratio is a normal with mean 1, truncated to [least_mask_ratio, 1]. In MAR's
         training at most 30 % of the tokens are known; a small model does not extrapolate to fuller contexts.
     mask_ratio_deviation: the standard deviation of that normal, 0.25 in MAR's.
@@ -91,6 +81,7 @@ class TrainConfig(ImageTrainConfig):
     """
 
     model: MARConfig
+    copies: int = 2
     least_mask_ratio: float = 0.02
     mask_ratio_deviation: float = 0.7
     focus: float = 0.0

@@ -11,12 +11,7 @@ from cspd_jax.check import UserError
 from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig
 from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
-from cspd_jax.training.config import (
-    HeadTrainConfig,
-    ImageTrainConfig,
-    RunConfig,
-    TrainConfig,
-)
+from cspd_jax.training.config import HeadTrainConfig, RunConfig, TrainConfig
 from cspd_jax.training.data.folder import Folder, list_images
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.text import Texts
@@ -75,7 +70,7 @@ _GLYPHS = TrainConfig(
 )
 _GLYPHS_DRAFT = _but(_GLYPHS, model=_SMALLER, steps=5_000, learning_rate=2e-3, warmup=200, decay=4_000)
 
-_CAUSAL = ImageTrainConfig(
+_CAUSAL = RunConfig(
     model=_SMALL_CAUSAL,
     data=Glyphs(),
     steps=3_000,

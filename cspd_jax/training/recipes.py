@@ -24,7 +24,7 @@ from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_name, kind_of
 from cspd_jax.parallel import replicate
 from cspd_jax.training import run as runs
-from cspd_jax.training.config import HeadTrainConfig, ImageTrainConfig, RunConfig, TrainConfig, to_json
+from cspd_jax.training.config import HeadTrainConfig, RunConfig, TrainConfig, to_json
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.text import CORPUS, prompt_ids, read_lines
 from cspd_jax.training.image import distillation, flow, mar
@@ -216,7 +216,7 @@ def check_pair(draft: Any, target: Any) -> None:
             raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")
 
 
-def check_fit(config: ImageTrainConfig) -> None:
+def check_fit(config: RunConfig) -> None:
     """Raises UserError unless the model fits the data."""
     model, data = config.model, config.data
     tokens = patchify(np.zeros((1, *data.shape)), model.patch_size)

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.networks.sphere import SphereModel, full_forward, make_head
-from cspd_jax.training.config import ImageTrainConfig
+from cspd_jax.training.config import RunConfig
 from cspd_jax.training.image.mar import LABEL_DROP, batches
 from cspd_jax.training.run import Learning, descend
 
 Array = jax.Array
+_COPIES = 2  # times per token and step
 
 
-def learning(config: ImageTrainConfig) -> Learning:
+def learning(config: RunConfig) -> Learning:
     """Returns how a causal model learns the data."""
 
     model = SphereModel(config.model, jnp.dtype(config.dtype))
@@ -27,8 +28,8 @@ def learning(config: ImageTrainConfig) -> Learning:
         tokens, labels, _ = batch
         of_labels, of_times, of_noise = jax.random.split(key, 3)
         dropped = jax.random.bernoulli(of_labels, LABEL_DROP, labels.shape)
-        t = jax.nn.sigmoid(jax.random.normal(of_times, (config.copies, *tokens.shape[:2])))
-        noise = jax.random.normal(of_noise, (config.copies, *tokens.shape))
+        t = jax.nn.sigmoid(jax.random.normal(of_times, (_COPIES, *tokens.shape[:2])))
+        noise = jax.random.normal(of_noise, (_COPIES, *tokens.shape))
         found = flow_objective(model, params, tokens, labels, dropped, t, noise)
         return found, found
 

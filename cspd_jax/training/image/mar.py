@@ -26,7 +26,7 @@ from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, make_schedule
 from cspd_jax.image.pixels import patchify
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.mar import MARModel
-from cspd_jax.training.config import ImageTrainConfig, TrainConfig
+from cspd_jax.training.config import RunConfig, TrainConfig
 from cspd_jax.training.data.source import Batch
 from cspd_jax.training.run import MASK, Learning, TrainState, descend
 
@@ -79,7 +79,7 @@ def learning(config: TrainConfig) -> Learning:
     return Learning(batches(config), in_buckets(config, loss, n_known, largest))
 
 
-def batches(config: ImageTrainConfig) -> Callable[[int], Batch]:
+def batches(config: RunConfig) -> Callable[[int], Batch]:
     """Returns step -> a batch whose images are tokens [B, L, C] by position."""
 
     def batch(step: int) -> Batch:
