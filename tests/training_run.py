@@ -7,14 +7,14 @@ import sys
 import tiny
 
 from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.data.digits import Digits
+from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.image import mar
 from cspd_jax.training.recipes import init_state
 from cspd_jax.training.run import run
 
 TINY = TrainConfig(
     model=dataclasses.replace(tiny.PIXELS, seq_len=4, num_classes=10),
-    data=Digits(8),
+    data=Glyphs(fonts=("cmr10",), size=8),
     steps=40,
     batch=8,
     learning_rate=3e-3,
@@ -27,10 +27,10 @@ TINY = TrainConfig(
 )
 
 
-def trained(out, config=TINY, source=None):
+def trained(out, config=TINY):
     """The final state of a run in the folder `out`, or of its going on."""
     out.mkdir(parents=True, exist_ok=True)
-    return run(config, out, init_state(config), mar.learning(config, source or config.data))
+    return run(config, out, init_state(config), mar.learning(config))
 
 
 if __name__ == "__main__":

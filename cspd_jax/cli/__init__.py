@@ -27,7 +27,7 @@ VERBS = {  # where each is, and what it does
     "evaluate": ("tools.evaluation.evaluate", "measure how good images on disk are (FID)"),
     "demo": ("tools.demo", "serve a page that shows plain and exact speculative generation side by side"),
 }
-_EXTRAS = {"gradio": "demo", "matplotlib": "train", "scipy": "train", "sklearn": "train"}  # imported late
+_EXTRAS = {"gradio": "demo", "matplotlib": "train", "scipy": "train"}  # imported late
 
 
 def make_parser() -> Parser:

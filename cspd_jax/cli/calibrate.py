@@ -22,7 +22,6 @@ from cspd_jax.masked import sets
 from cspd_jax.masked.calibration import fitted
 from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.training.data import text
-from cspd_jax.training.data.prompts import prompt_ids, read_lines
 
 _BEGINNING = 48  # characters of a text that is a prompt
 
@@ -49,12 +48,12 @@ def run(args: argparse.Namespace) -> None:
 
 def _texts(args: argparse.Namespace, model: TextModel) -> dict[str, object]:
     if args.prompts is not None:
-        lines = read_lines(args.prompts)
+        lines = text.read_lines(args.prompts)
     else:
         passages = [document.text for document in text.documents() if not document.held_out]
         lines = [passage[:_BEGINNING] for passage in passages if len(passage) > _BEGINNING]
         lines = lines[:: max(1, len(lines) // args.n)]
-    prompts, out = prompt_ids(model, lines[: args.n]), Path(str(model.folder), sets.FILE)
+    prompts, out = text.prompt_ids(model, lines[: args.n]), Path(str(model.folder), sets.FILE)
     tables = fitted(model, prompts, from_flags(masked.Options, args), progress=True)
     sets.write(out, tables)
     return {"out": str(out), "prompts": len(prompts), "texts": sorted(tables)}

@@ -17,7 +17,7 @@ from cspd_jax.cli.train import add_run_flags, configured, finish
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.parallel import default_mesh
 from cspd_jax.training import presets, recipes
-from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig, data_from_json
+from cspd_jax.training.config import HeadTrainConfig, data_from_json
 from cspd_jax.training.data.folder import Folder
 
 
@@ -53,11 +53,10 @@ def run(args: argparse.Namespace) -> None:
         answers = args.prompts, args.samples, args.ids
         report = recipes.distill_head(config, args.out, target, *answers, mesh)
     else:
-        shipped = "default"
-        if isinstance(config, TextTrainConfig):
-            shipped = "text-default" if config.model.causal else "masked-default"
-        told = mesh, args.origin, args.samples
-        report = recipes.distill(config, args.out, target or shipped, args.init, *told)
+        causal = getattr(config.model, "causal", None)
+        shipped = {None: "default", True: "text-default", False: "masked-default"}[causal]
+        told = {"origin": args.origin, "samples": args.samples, "mesh": mesh}
+        report = recipes.train(config, args.out, args.init, target or shipped, **told)
     finish(args, report)
 
 

@@ -26,7 +26,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     parser.add_argument("--preset", help="a named run; an unknown name lists them (default: glyphs)")
     add_run_flags(parser)
-    parser.add_argument("--vae", metavar="NAME", help="train on the latents of kl16 or a converted KL-16")
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     config = configured(args, preset)
     if isinstance(config, HeadTrainConfig):
         raise UserError("a head learns from its target: cspd-jax distill --states trains one")
-    report = recipes.train(config, args.out, args.init, args.vae, default_mesh(args.mesh))
+    report = recipes.train(config, args.out, args.init, mesh=default_mesh(args.mesh))
     finish(args, report)
 
 

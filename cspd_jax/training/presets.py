@@ -8,17 +8,10 @@ from typing import Any
 from PIL import Image
 
 from cspd_jax.check import UserError
-from cspd_jax.networks.config import MAR_PRESETS, MARConfig, SphereConfig
+from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig
 from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
-from cspd_jax.training.config import (
-    HeadTrainConfig,
-    ImageTrainConfig,
-    RunConfig,
-    TextTrainConfig,
-    TrainConfig,
-)
-from cspd_jax.training.data.digits import Digits
+from cspd_jax.training.config import HeadTrainConfig, RunConfig, TrainConfig
 from cspd_jax.training.data.folder import Folder, list_images
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.text import Texts
@@ -74,22 +67,15 @@ _GLYPHS = TrainConfig(
     learning_rate=1.2e-3,
     warmup=300,
     decay=6_000,
-    copies=2,
-    # In MAR's training at most 30 % of the tokens are known; a small model does not extrapolate to fuller
-    # contexts.
-    least_mask_ratio=0.02,
-    mask_ratio_deviation=0.7,
 )
 _GLYPHS_DRAFT = _but(_GLYPHS, model=_SMALLER, steps=5_000, learning_rate=2e-3, warmup=200, decay=4_000)
 
-_CAUSAL = ImageTrainConfig(
+_CAUSAL = RunConfig(
     model=_SMALL_CAUSAL,
     data=Glyphs(),
     steps=3_000,
     learning_rate=2e-3,
-    warmup=200,
     decay=2_400,
-    copies=2,
 )
 
 # A token is the cell of a letter.
@@ -113,54 +99,6 @@ _WORDS = _but(
     on_grid=True,
 )
 _WORDS_DRAFT = _but(_WORDS, model=_but(_SMALLER, **_OF_WORDS, encoder_depth=1))
-
-IMAGE_PRESETS: dict[str, ImageTrainConfig] = {
-    "glyphs": _GLYPHS,
-    "glyphs-draft": _GLYPHS_DRAFT,
-    # For `distill --init` with a draft trained on the data.
-    "glyphs-distill": _but(_GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200),
-    "glyphs-causal": _CAUSAL,
-    "glyphs-causal-draft": _but(
-        _CAUSAL,
-        model=_but(_SMALL_CAUSAL, width=64, depth=2, head_width=96, head_depth=2),
-        learning_rate=3e-3,
-    ),
-    "words": _WORDS,
-    # For `train --init` with a model of the preset before.
-    "words-longer": _but(_WORDS, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1),
-    "words-draft": _WORDS_DRAFT,
-    # For `distill --init` with a draft trained on the data.
-    "words-distill": _but(
-        _WORDS_DRAFT, learning_rate=1e-3, warmup=100, copies=2, focus=0.0, max_weight=1.0, hint=0.0, settle=0
-    ),
-    "words-causal": _but(
-        _CAUSAL,
-        model=_but(_SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2),
-        data=Words(),
-        steps=6_000,
-        decay=4_800,
-    ),
-    "digits": _but(
-        _GLYPHS_DRAFT,
-        model=_but(_SMALLER, seq_len=16),
-        data=Digits(),
-        steps=6_000,
-        batch=64,
-        copies=4,
-    ),
-    "mar-base": TrainConfig(
-        model=MAR_PRESETS["mar-base"],
-        data=Folder(flip=True),
-        steps=400_000,
-        batch=2048,
-        learning_rate=8e-4,
-        warmup=50_000,
-        ema=0.9999,
-        dtype="bfloat16",
-        checkpoint_every=2_000,
-    ),
-}
-
 
 # Llamas over bytes. Deep and narrow: on a CPU the cost of a forward pass for one token is proportional to its
 # operations.
@@ -191,13 +129,12 @@ _MASKED_BYTES = _but(
     mask_ids=(MASK,),
 )
 
-_TEXT = TextTrainConfig(
+_TEXT = RunConfig(
     model=_BYTES,
     data=Texts(),
     steps=4_500,
     batch=8,
     learning_rate=3e-3,
-    warmup=200,
     decay=4_300,
     weight_decay=0.1,
     clip=1.0,
@@ -215,7 +152,31 @@ _LONG: dict[str, Any] = {"data": Texts(1024), "steps": 400}
 _MASKED = _but(_TEXT, model=_MASKED_BYTES, steps=5_000, learning_rate=2e-3, decay=4_800)
 
 PRESETS: dict[str, RunConfig] = {
-    **IMAGE_PRESETS,
+    "glyphs": _GLYPHS,
+    "glyphs-draft": _GLYPHS_DRAFT,
+    # For `distill --init` with a draft trained on the data.
+    "glyphs-distill": _but(_GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200),
+    "glyphs-causal": _CAUSAL,
+    "glyphs-causal-draft": _but(
+        _CAUSAL,
+        model=_but(_SMALL_CAUSAL, width=64, depth=2, head_width=96, head_depth=2),
+        learning_rate=3e-3,
+    ),
+    "words": _WORDS,
+    # For `train --init` with a model of the preset before.
+    "words-longer": _but(_WORDS, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1),
+    "words-draft": _WORDS_DRAFT,
+    # For `distill --init` with a draft trained on the data.
+    "words-distill": _but(
+        _WORDS_DRAFT, learning_rate=1e-3, warmup=100, copies=2, focus=0.0, max_weight=1.0, hint=0.0, settle=0
+    ),
+    "words-causal": _but(
+        _CAUSAL,
+        model=_but(_SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2),
+        data=Words(),
+        steps=6_000,
+        decay=4_800,
+    ),
     "text-target": _TEXT,
     # For `train --init` with a target trained on short rows: attention does not extrapolate to longer ones.
     "text-target-long": _but(_TEXT, **_LONG, batch=2, learning_rate=6e-4, warmup=20, decay=380),

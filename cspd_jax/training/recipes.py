@@ -16,108 +16,73 @@ from jax.sharding import Mesh
 from cspd_jax import hub, weights
 from cspd_jax.check import UserError
 from cspd_jax.image.pixels import patchify
-from cspd_jax.models import VAE, ImageModel, TextModel
+from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.networks import lm
+from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_name, kind_of
 from cspd_jax.parallel import replicate
 from cspd_jax.training import run as runs
-from cspd_jax.training.config import HeadTrainConfig, ImageTrainConfig, TextTrainConfig, TrainConfig, to_json
-from cspd_jax.training.data.folder import Latents
-from cspd_jax.training.data.prompts import prompt_ids, read_lines
-from cspd_jax.training.data.source import Source, shuffled
-from cspd_jax.training.data.text import CORPUS
+from cspd_jax.training.config import HeadTrainConfig, RunConfig, TrainConfig, to_json
+from cspd_jax.training.data.source import shuffled
+from cspd_jax.training.data.text import CORPUS, prompt_ids, read_lines
 from cspd_jax.training.image import distillation, flow, mar
-from cspd_jax.training.run import Learning, begin
-from cspd_jax.training.state import INIT, TrainState, first_state, run_key
+from cspd_jax.training.run import INIT, Learning, TrainState, begin, first_state, run_key
 from cspd_jax.training.text import objective, rows, states
 
 Array = jax.Array
 _HELD_OUT_ONE_IN, _MEASURED = 16, 64  # prompts
+_LEARNING: dict[type, Any] = {MARConfig: mar, SphereConfig: flow, LMConfig: objective}
 
 
 def train(
     config: Any,
     out: pathlib.Path,
     init: str | None = None,
-    vae: str | None = None,
+    target: str | None = None,
+    origin: str = "data",
+    samples: int = 4096,
     mesh: Mesh | None = None,
 ) -> dict[str, Any]:
     """Trains an image model or a language model in the folder `out`; returns a report.
 
     init: names the weights it starts from, in place of random ones.
-    vae: names the autoencoder whose latents of a folder of images it learns.
+    target: names the model whose draft it becomes: it learns what that does, and the report says how often it
+        is accepted. Without `init` the first half of the steps learn the data, as an untrained draft is too
+        far from the target.
+    origin: whether a language model learns a target on rows of the "data", on so many `samples` of the
+        "target", or "both".
     """
-    first = begun_with(config, init)
-    begin(out, config, command="train", init=init, vae=vae)
-    source = config.data if vae is None else Latents(config.data, hub.load(vae, of=VAE))
-    if isinstance(config, ImageTrainConfig):
-        check_fit(config, source)
-    state = runs.run(config, out, first, from_data(config, source), mesh)
-    is_text = isinstance(config, TextTrainConfig)
-    report = objective.measure(config.data, LM(config.model), state.ema) if is_text else {}
-    return finished(out, config, state.ema, report, "train")
-
-
-def distill(
-    config: Any,
-    out: pathlib.Path,
-    target: str,
-    init: str | None = None,
-    mesh: Mesh | None = None,
-    origin: str = "data",
-    samples: int = 4096,
-) -> dict[str, Any]:
-    """Trains a draft for the target of that name in the folder `out`; reports how often it is accepted.
-    Without `init` the first half of the steps learn the data, as an untrained draft is too far from the
-    target.
-
-    origin: whether a language model learns on rows of the "data", on so many `samples` of the "target", or
-        "both".
-    """
-    data, is_text, own = config.data, isinstance(config, TextTrainConfig), None
-    if not is_text and (not isinstance(config, TrainConfig) or origin != "data"):
-        raise UserError(
-            "an image model is distilled on data: leave out --from; a draft of a causal one is trained on the"
-            " data, by cspd-jax train"
-        )
-    model: Any = hub.load(target, of=TextModel if is_text else ImageModel)
-    (check_vocabulary if is_text else distillation.check_pair)(config.model, model.config)
-    first, pair = begun_with(config, init), (model.network, model.params)
-    told = {"init": init, "origin": origin, "samples": samples}
-    begin(out, config, command="distill", target=target, **told)
-    if not is_text:
-        check_fit(config, data)
-    elif origin != "data":
-        own = rows.continuations(pair, data, samples, out / "samples.npz", config.seed)
-    mesh = mesh or runs.all_devices()
-    network = type(model.network)(model.config, jnp.dtype(config.dtype))
-    teacher = network, replicate(mesh, model.params)
-    learning = (objective if is_text else distillation).learning(config, data, teacher)
-    if own is not None:
-        learning = on_rows(config, learning, own, origin == "both")
+    is_text = isinstance(config.model, LMConfig)
+    if target is not None:
+        model: Any = hub.load(target, of=TextModel if is_text else ImageModel)
+        check_pair(config.model, model.config)
     if init is None:
-        learning = data_first(config, from_data(config, data), learning)
-    state = runs.run(config, out, first, learning, mesh)
-    if is_text:
-        found = objective.measure(data, LM(config.model), state.ema, *pair)
+        first = init_state(config)
     else:
-        found = distillation.measure(model, config, state.ema)
-    report = {**found, **worth(found["acceptance"], state.ema, model.params)}
-    return finished(out, config, state.ema, report, "distill")
-
-
-def worth(acceptance: float, draft: Any, target: Any) -> dict[str, str]:
-    """Returns a note for a report if a draft that is accepted so often cannot pay. One draft per round gives
-    1 + acceptance tokens for a call of each model, whose cost goes by its parameters."""
-    of_draft, of_target = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (draft, target))
-    if acceptance > (cost := of_draft / of_target):
-        return {}
-    return {
-        "note": f"the draft is accepted {acceptance:.1%} of the time: it cannot save anything, as it costs"
-        f" {cost:.0%} of the target; train it longer (--steps), or make it smaller (--set)"
-    }
+        first = first_state(config, initial_params(hub.load(init), config.model))
+    begin(out, config, init=init, target=target, origin=origin, samples=samples)
+    if not is_text:
+        check_fit(config)
+    mesh = mesh or runs.all_devices()
+    learning = _LEARNING[type(config.model)].learning(config)
+    if target is not None:
+        pair = model.network, model.params
+        network = type(model.network)(model.config, jnp.dtype(config.dtype))
+        teacher = network, replicate(mesh, model.params)
+        taught = (objective if is_text else distillation).learning(config, teacher)
+        if is_text and origin != "data":
+            own = rows.continuations(pair, config.data, samples, out / "samples.npz", config.seed)
+            taught = on_rows(config, taught, own, origin == "both")
+        learning = data_first(config, learning, taught) if init is None else taught
+    state = runs.run(config, out, first, learning, mesh)
+    report: dict[str, Any] = {}
+    if is_text:
+        report = objective.measure(config.data, LM(config.model), state.ema, *(pair if target else ()))
+    elif target is not None:
+        report = distillation.measure(model, config, state.ema)
+    return finished(out, config, state.ema, report, "train" if target is None else "distill")
 
 
 def finished(
@@ -125,22 +90,16 @@ def finished(
 ) -> dict[str, Any]:
     """Writes the model of a run, in the first process and unless it is there; returns the report."""
     extra: dict[str, Any] = {"training": to_json(config)}
-    kind = "eagle" if isinstance(config, HeadTrainConfig) else "lm"
-    if isinstance(config, ImageTrainConfig):
+    if isinstance(config.model, LMConfig):
+        kind, extra["corpus"] = "lm", {"corpus": CORPUS, "python": platform.python_version()}
+    elif isinstance(config, HeadTrainConfig):
+        kind = "eagle"
+    else:
         kind, extra["class_names"] = kind_name(config.model), list(config.data.class_names)
-    elif isinstance(config, TextTrainConfig):
-        extra["corpus"] = {"corpus": CORPUS, "python": platform.python_version()}
     path = out / "model"
     if jax.process_index() == 0 and not path.exists():
         weights.save(path, kind, config.model, params, source=f"cspd-jax {command}", extra=extra)
     return {**report, "steps": config.steps, "model": str(path)}
-
-
-def from_data(config: Any, source: Any) -> Learning:
-    """Returns how a model learns its data."""
-    if isinstance(config, TextTrainConfig):
-        return objective.learning(config, source)
-    return (mar if isinstance(config, TrainConfig) else flow).learning(config, source)
 
 
 def data_first(config: Any, before: Learning, then: Learning) -> Learning:
@@ -149,7 +108,7 @@ def data_first(config: Any, before: Learning, then: Learning) -> Learning:
     return Learning(then.batch, lambda number, *more: stage(number).step(number, *more))
 
 
-def on_rows(config: TextTrainConfig, learning: Learning, own: np.ndarray, both: bool) -> Learning:
+def on_rows(config: RunConfig, learning: Learning, own: np.ndarray, both: bool) -> Learning:
     """Returns how the same is learnt on given rows, or on these and the data in turn."""
 
     def batch(step: int) -> np.ndarray:
@@ -181,8 +140,7 @@ def distill_head(
     layers, known = model.config, model.config.known_ids
     config = dataclasses.replace(config, model=states.head_config(layers, min(ids, known)))
     questions = prompt_ids(model, read_lines(prompts))
-    told = {"target": target, "prompts": str(prompts), "samples": samples}
-    begin(out, config, command="distill", **told)
+    begin(out, config, target=target, prompts=str(prompts), samples=samples)
     pair, entering, length = (model.network, model.params), config.model.entering, config.data.length
     asked = [prompt for number, prompt in enumerate(questions) if number % _HELD_OUT_ONE_IN]
     taught = rows.answers(pair, asked, length, samples, out / "answers.npz", entering, config.seed)
@@ -191,28 +149,19 @@ def distill_head(
     given = states.given_by(layers, model.params, frequent)
     params = states.first_params(config.model, model.params, layers.depth, given, config.seed)
     mesh = mesh or runs.all_devices()
-    learning = states.learning(config, rows=taught, given=replicate(mesh, given))
+    learning = states.learning(config, taught, replicate(mesh, given))
     state = runs.run(config, out, first_state(config, params), learning, mesh)
     params = {**state.ema, "ids": frequent}
-    found = states.measure(config, pair, params, questions[::_HELD_OUT_ONE_IN][:_MEASURED])
-    report = {**found, **worth(found["acceptance"], state.ema, model.params)}
+    report = states.measure(config, pair, params, questions[::_HELD_OUT_ONE_IN][:_MEASURED])
     report["coverage"] = round(float(frequencies[frequent].sum() / frequencies.sum()), 4)
     return finished(out, config, params, report, "distill")
-
-
-def begun_with(config: Any, init: str | None) -> TrainState:
-    """Returns the state of a run that starts from the named model, or from random weights."""
-    if init is None:
-        return init_state(config)
-    model: Any = hub.load(init)
-    return first_state(config, initial_params(model, config.model))
 
 
 @functools.partial(jax.jit, static_argnames=("config",))
 def init_state(config: Any) -> TrainState:
     """Returns the state of a run that starts from random weights."""
     key = run_key(config.seed, INIT)
-    init_params = lm.init_params if isinstance(config, TextTrainConfig) else kind_of(config.model).init_params
+    init_params = lm.init_params if isinstance(config.model, LMConfig) else kind_of(config.model).init_params
     params = init_params(config.model, key)
     if isinstance(config, TrainConfig) and config.on_grid:
         params = {**params, "backbone": mar.on_grid(jax.random.fold_in(key, 1), params["backbone"])}
@@ -250,19 +199,28 @@ def initial_params(model: Any, config: Any) -> Any:
     return params
 
 
-def check_vocabulary(draft: LMConfig, target: LMConfig) -> None:
-    """Raises UserError unless the two models have the same ids with the same meaning."""
-    for name in ("vocab_size", "causal", "bos_ids", "eos_ids", "mask_ids"):
-        have, want = getattr(draft, name), getattr(target, name)
+# What a draft has in common with its target.
+_SHARED: dict[type, tuple[str, ...]] = {
+    LMConfig: ("vocab_size", "causal", "bos_ids", "eos_ids", "mask_ids"),
+    MARConfig: ("token_dim", "seq_len", "num_classes", "patch_size", "vae_stride", "respacing"),
+}
+
+
+def check_pair(draft: Any, target: Any) -> None:
+    """Raises UserError unless the one can learn the other."""
+    if type(draft) not in _SHARED:
+        raise UserError("a draft of a causal image model is trained on the data, by cspd-jax train")
+    for name in _SHARED[type(draft)]:
+        have, want = getattr(draft, name), getattr(target, name, None)
         if have != want:
             raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")
 
 
-def check_fit(config: ImageTrainConfig, source: Source) -> None:
+def check_fit(config: RunConfig) -> None:
     """Raises UserError unless the model fits the data."""
-    model = config.model
-    tokens = patchify(np.zeros((1, *source.shape)), model.patch_size)
-    found = (*tokens.shape[1:], len(source.class_names))
+    model, data = config.model, config.data
+    tokens = patchify(np.zeros((1, *data.shape)), model.patch_size)
+    found = (*tokens.shape[1:], len(data.class_names))
     wanted = model.seq_len, model.token_dim, model.num_classes
     if found != wanted:
         raise UserError(

@@ -12,7 +12,7 @@ from training_run import TINY
 from cspd_jax.models import ImageModel
 from cspd_jax.networks.mar import MARModel, init_params
 from cspd_jax.training.image import distillation
-from cspd_jax.training.recipes import data_first, init_state, worth
+from cspd_jax.training.recipes import data_first, init_state
 from cspd_jax.training.run import Learning
 
 RUN = dataclasses.replace(TINY, steps=150, decay=50, batch=16, learning_rate=1e-2)
@@ -40,7 +40,7 @@ def test_the_target_accepts_itself():
 @pytest.mark.slow
 def test_distilling_brings_the_draft_closer():
     """The loss on fresh batches falls to less than a third; without learning it does not."""
-    learning = distillation.learning(RUN, RUN.data, (MODEL, target()))
+    learning = distillation.learning(RUN, (MODEL, target()))
     state, fresh = init_state(RUN), init_state(RUN)
 
     def divergence(state, step):
@@ -61,8 +61,3 @@ def test_a_draft_without_beginning_learns_the_data_first():
     before, then = (Learning(lambda step: step, lambda *_, told=told: told) for told in ("data", "target"))
     learning = data_first(RUN, before, then)
     assert [learning.step(number, None, None) for number in (0, 74, 75)] == ["data", "data", "target"]
-
-
-def test_what_a_draft_must_be_accepted_to_pay():
-    draft, target = ({"w": np.zeros(size)} for size in (24, 100))
-    assert worth(0.25, draft, target) == {} and "cannot save anything" in worth(0.2, draft, target)["note"]

@@ -63,7 +63,10 @@ def test_whole_model(name, slack):
 def test_mask_ratio_is_a_left_truncated_normal():
     """20000 draws against the mean of the distribution; false alarm below 1e-6 (5 standard errors)."""
     length = 32**2
-    config = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, seq_len=length))
+    model, of_mar = dataclasses.replace(TINY.model, seq_len=length), (0.7, 0.25)
+    config = dataclasses.replace(
+        TINY, model=model, least_mask_ratio=of_mar[0], mask_ratio_deviation=of_mar[1]
+    )
     known = np.array([n_known(config, step) for step in range(20_000)])
     assert known.min() >= 0 and known.max() <= 0.3 * length
     grid = np.linspace(0.7, 1.0, 100_001)

@@ -17,8 +17,7 @@ from word_models import IDS, TARGET, TEMPLATE, tokenizer
 from cspd_jax import hub, text, weights
 from cspd_jax.__main__ import main
 from cspd_jax.training import presets
-from cspd_jax.training.data.prompts import prompt_ids
-from cspd_jax.training.data.text import Texts
+from cspd_jax.training.data.text import Texts, prompt_ids
 from cspd_jax.training.text import states
 from cspd_jax.training.text.rows import answers as answered
 from cspd_jax.training.text.states import head_config
@@ -77,13 +76,13 @@ def begun():
     ids = np.sort(np.random.default_rng(0).permutation(IDS)[:OWN])
     config = learner()
     network, own = text_models.head(TARGET, params(), ids, config.model.entering)
-    return config, network, own, states.given_by(TARGET.config, params(), ids)
+    return network, own, states.given_by(TARGET.config, params(), ids)
 
 
 def test_a_turn_is_a_draft_after_right_drafts(answers):
     """What turn k says at place i is what a drafter says that was given states up to place i - k and drafted
     the k tokens that are there."""
-    _, network, own, given = begun()
+    network, own, given = begun()
     rows, count = answers.rows(slice(2)), 3
     learned = {name: part for name, part in own.items() if name != "ids"}
     by_turns = np.asarray(jax.jit(lambda: states.turns(network, learned, given, rows, count))())
@@ -112,13 +111,13 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
 
 
 def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
-    *_, given = begun()
+    _, own, given = begun()
     rows = answers.rows(slice(8))
     log_p, there = map(np.asarray, jax.jit(states.wanted)(given, rows))
     logits = text_models.logits(TARGET, params(), rows.tokens).astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     # Place i is about the token at i + 2, which the target's logits at i + 1 are about.
-    whole = expected[:, 1:][..., np.asarray(given.ids)]
+    whole = expected[:, 1:][..., own["ids"]]
     chex.assert_trees_all_close(log_p[:, :-1][there[:, :-1]], whole[there[:, :-1]], atol=0.1)
     for row, tokens in zip(there, rows.tokens):
         places = [i for i in range(LENGTH) if 3 <= i + 2 < LENGTH and tokens[i + 2] >= 0]

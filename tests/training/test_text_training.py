@@ -18,7 +18,7 @@ from cspd_jax.check import UserError
 from cspd_jax.networks.lm import LM, abstract_params, init_params
 from cspd_jax.tokenizers import END_OF_TEXT
 from cspd_jax.training import presets
-from cspd_jax.training.config import TextTrainConfig
+from cspd_jax.training.config import RunConfig
 from cspd_jax.training.data.text import Document, Texts
 from cspd_jax.training.recipes import init_state, initial_params
 from cspd_jax.training.run import run
@@ -28,7 +28,7 @@ from cspd_jax.training.text.rows import PROMPT, continuations
 
 CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 40}") for name in ("tempfile", "b", "c"))
 SIZES = {"width": 8, "depth": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "mlp_width": 8}
-TINY = TextTrainConfig(
+TINY = RunConfig(
     model=dataclasses.replace(presets.preset("text-target").model, **SIZES),
     data=Texts(16),
     steps=80,
@@ -55,9 +55,9 @@ def corpus():
 init = jax.jit(init_params, static_argnums=0)
 
 
-def trained(config, out, rows=TEXTS, target=None):
+def trained(config, out, target=None):
     """The final state of a run in the folder `out`."""
-    return run(config, out, init_state(config), objective.learning(config, rows, target))
+    return run(config, out, init_state(config), objective.learning(config, target))
 
 
 def unigram(lm, seed=0):

@@ -19,11 +19,11 @@ from training_run import TINY, trained
 from cspd_jax.check import UserError
 from cspd_jax.training import presets
 from cspd_jax.training.config import data_from_json, to_json, with_settings
-from cspd_jax.training.data.digits import Digits
 from cspd_jax.training.data.folder import Folder
+from cspd_jax.training.data.glyphs import Glyphs
+from cspd_jax.training.data.text import Texts
 from cspd_jax.training.recipes import check_fit
-from cspd_jax.training.run import begin
-from cspd_jax.training.state import learning_rate
+from cspd_jax.training.run import begin, learning_rate
 
 HERE = pathlib.Path(__file__).parents[1]
 
@@ -88,12 +88,13 @@ def test_a_run_that_is_ended_continues_bit_for_bit(tmp_path, whole, number):
 def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
     """The comparison of resumed runs would see a single batch of another seed."""
 
-    class Forgetful(Digits):
+    class Forgetful(Glyphs):
         def batch(self, index, size, *, seed=0, split="train"):
             return super().batch(index, size, seed=seed + (index == 30), split=split)
 
     with pytest.raises(AssertionError):
-        chex.assert_trees_all_equal(trained(tmp_path, source=Forgetful(8)), whole[1])
+        forgetful = dataclasses.replace(TINY, data=Forgetful(fonts=("cmr10",), size=8))
+        chex.assert_trees_all_equal(trained(tmp_path, forgetful), whole[1])
 
 
 @pytest.mark.slow
@@ -130,12 +131,12 @@ def test_presets(name):
     config = presets.preset(name)
     hash(config)
     assert data_from_json(json.loads(json.dumps(to_json(config)))) == config.data
-    if name in presets.IMAGE_PRESETS and not isinstance(config.data, Folder):
-        check_fit(config, config.data)
+    if not isinstance(config.data, Folder | Texts):
+        check_fit(config)
 
 
 def test_settings_are_changed_by_name():
     found = with_settings(TINY, ["steps=80", "model.encoder_width=32", "on_grid=true", "data.size=16"])
-    assert (found.steps, found.model.encoder_width, found.on_grid, found.data) == (80, 32, True, Digits(16))
+    assert (found.steps, found.model.encoder_width, found.on_grid, found.data.size) == (80, 32, True, 16)
     with pytest.raises(UserError, match="no setting 'stpes'; there are steps, batch"):
         with_settings(TINY, ["stpes=3"])

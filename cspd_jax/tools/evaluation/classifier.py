@@ -86,6 +86,6 @@ def train(source: Source, config: ClassifierConfig) -> Classifier:
         return optax.apply_updates(params, updates), state
 
     for index in tqdm(range(config.steps), desc="classifier", unit="step", disable=None):
-        images, labels = source.batch(index, config.batch, seed=config.seed)
+        images, labels, _ = source.batch(index, config.batch, seed=config.seed)
         params, state = step(params, state, images, labels)
     return Classifier(network, jax.device_get(params))

@@ -1,4 +1,4 @@
-"""A folder with one sub-folder of images per class, as pixels or as latents of an autoencoder."""
+"""A folder with one sub-folder of images per class."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ import functools
 import pathlib
 import sys
 
-import jax
 import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from cspd_jax._utils.files import files_in, in_order, is_hidden
 from cspd_jax.check import UserError
-from cspd_jax.models import VAE
-from cspd_jax.networks import autoencoder
-from cspd_jax.networks.config import LATENT_SCALE
-from cspd_jax.training.data.source import Batch, Split, generator, shuffled
+from cspd_jax.training.data.source import Batch, Split, shuffled
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-_TOGETHER = 16  # images that are encoded together
-_NOISE, _FLIP = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +25,12 @@ class Folder:
     root: the folder.
     size: of the square images; the shorter side is scaled to it and the middle is kept.
     channels: 1 (grey) or 3.
-    flip: whether images are mirrored at random.
     held_out: one image in this many is held out from training; 0 holds out none.
     """
 
     root: str = ""
     size: int = 256
     channels: int = 3
-    flip: bool = False
     held_out: int = 20
 
     @property
@@ -61,50 +53,12 @@ class Folder:
                 print(f"{path} is left out: {error}", file=sys.stderr)
         return Batch(np.stack(read), np.array(labels, np.int32))
 
-    def rows(self, index: int, size: int, seed: int, split: Split) -> tuple[np.ndarray, np.ndarray]:
-        """Says which images batch `index` has, and which of them are mirrored (1): each [size]."""
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         every = np.arange(len(self.images.labels))
         held_out = every % self.held_out == 0 if self.held_out else every < 0
         rows = every[held_out == (split == "held-out")]
-        mirrored = generator(seed, split, index, _FLIP).integers(2, size=size) * self.flip
-        return rows[shuffled(len(rows), index, size, seed=seed, split=split)], mirrored
-
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        rows, mirrored = self.rows(index, size, seed, split)
-        pixels = _to_pixels(self.images.images[rows])
-        mirrored = mirrored.astype(bool)[:, None, None, None]
-        return Batch(np.where(mirrored, pixels[:, :, ::-1], pixels), self.images.labels[rows])
-
-
-class Latents:
-    """A data set of the latents that a KL-16 makes of the images in a folder, scaled as in MAR: a new sample
-    of the posterior every time."""
-
-    def __init__(self, folder: Folder, vae: VAE):
-        encode = jax.jit(functools.partial(autoencoder.encode, vae.config))  # type: ignore[arg-type]
-        images = folder.images.images
-
-        def moments(images: np.ndarray) -> np.ndarray:
-            found = encode(vae.params, _to_pixels(images))
-            return np.concatenate([found.mean, found.logvar], axis=-1).astype(np.float16)
-
-        parts = [images[start : start + _TOGETHER] for start in range(0, len(images), _TOGETHER)]
-        views = (part[:, :, ::way] for way in (1, -1)[: 1 + folder.flip] for part in parts)
-        found = np.concatenate([moments(view) for view in tqdm(views, desc="latents", disable=None)])
-        self._moments = found.reshape(1 + folder.flip, len(images), *found.shape[1:])
-        self._folder, self.class_names = folder, folder.class_names
-        self.shape = (*found.shape[1:3], found.shape[3] // 2)
-
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        rows, mirrored = self._folder.rows(index, size, seed, split)
-        mean, log_var = np.split(self._moments[mirrored, rows].astype(np.float32), 2, axis=-1)
-        noise = generator(seed, split, index, _NOISE).standard_normal(mean.shape, dtype=np.float32)
-        latents = (mean + np.exp(log_var / 2) * noise) * np.float32(LATENT_SCALE)
-        return Batch(latents, self._folder.images.labels[rows])
-
-
-def _to_pixels(stored: np.ndarray) -> np.ndarray:
-    return stored.astype(np.float32) / 127.5 - 1
+        rows = rows[shuffled(len(rows), index, size, seed=seed, split=split)]
+        return Batch(self.images.images[rows].astype(np.float32) / 127.5 - 1, self.images.labels[rows])
 
 
 def list_images(root: str) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, int]]]:

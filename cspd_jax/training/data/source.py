@@ -15,10 +15,12 @@ class Batch(NamedTuple):
 
     images: [B, H, W, C] float32, pixels in [-1, 1] or latents.
     labels: [B] int32.
+    contents: [B, L] int32, what each token shows, where the data set knows it.
     """
 
     images: np.ndarray
     labels: np.ndarray
+    contents: np.ndarray | None = None
 
 
 class Source(Protocol):

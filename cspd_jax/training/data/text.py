@@ -1,8 +1,8 @@
-"""The prose of Python's standard library as rows of byte ids: a corpus that every user has.
+"""Texts to learn from: a corpus that every user has, as rows of byte ids, and prompts from a file.
 
-There is one document per module: its docstrings and blocks of comments, in the order of the source. The
-corpus depends only on the running Python, and has about 3 MB. A row is a window into the stream of all
-documents.
+The corpus is the prose of Python's standard library, with one document per module: its docstrings and blocks
+of comments, in the order of the source. It depends only on the running Python, and has about 3 MB. A row is a
+window into the stream of all documents.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import itertools
 import pathlib
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.tokenizers import END_OF_TEXT, ByteTokenizer
+from cspd_jax.check import UserError
+from cspd_jax.models import TextModel
+from cspd_jax.tokenizers import END_OF_TEXT, ByteTokenizer, chat_ids, chat_template, load_tokenizer
 from cspd_jax.training.data.source import Split, generator
 
 STANDARD_LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
@@ -121,3 +123,20 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
     for _, block in itertools.groupby(enumerate(own), key=lambda numbered: numbered[1] - numbered[0]):
         rows = [row for _, row in block]
         yield rows[0], inspect.cleandoc("\n".join(own[row] for row in rows))
+
+
+def read_lines(path: pathlib.Path) -> list[str]:
+    """Returns the lines of a file that are not blank."""
+    return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+
+
+def prompt_ids(model: TextModel, texts: Sequence[str]) -> list[list[int]]:
+    """Returns each text as the ids of a question to the model: in its chat template, if it has one, or as it
+    is."""
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None:
+        raise UserError(f"{model.name} has no tokenizer.json, so it cannot read prompts")
+    template = chat_template(model.folder)
+    if template is None:
+        return [tokenizer.encode(text) for text in texts]
+    return [chat_ids(tokenizer, template, [{"role": "user", "content": text}]) for text in texts]

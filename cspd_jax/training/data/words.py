@@ -60,25 +60,18 @@ class Words:
         return "".join(sorted({c for topic in self.topics for c in "".join(words(topic))})) + BLANK
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        """Makes pages; their contents are indices of `letters`."""
         random = generator(seed, split, index)
-        labels, pages = self._written(random, size)
-        return Batch(self.pictures(random, pages), labels.astype(np.int32))
-
-    def contents(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> np.ndarray:
-        """Says what each cell of a `batch` shows: [B, LINES^2] int32, indices of `letters`."""
-        return self._written(generator(seed, split, index), size)[1].reshape(size, -1).astype(np.int32)
+        labels = random.integers(len(self.topics), size=size)
+        which = random.integers(self._spelt.shape[1], size=(size, LINES))
+        pages = self._spelt[labels[:, None], which].astype(np.int32)
+        return Batch(self.pictures(random, pages), labels.astype(np.int32), pages.reshape(size, -1))
 
     @functools.cached_property
     def _spelt(self) -> np.ndarray:
         """The words of each topic, of which all have as many: [topics, words, LINES] indices of `letters`."""
         spell = lambda word: [self.letters.index(c) for c in word.ljust(LINES, BLANK)]
         return np.array([[spell(word) for word in words(topic)] for topic in self.topics])
-
-    def _written(self, random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws topics [B] and what each cell of their pages shows, [B, LINES, LINES]."""
-        labels = random.integers(len(self.topics), size=size)
-        which = random.integers(self._spelt.shape[1], size=(size, LINES))
-        return labels, self._spelt[labels[:, None], which]
 
     def pictures(self, random: np.random.Generator, pages: np.ndarray) -> np.ndarray:
         """Draws images in [-1, 1] of pages [B, LINES, LINES]."""

@@ -13,27 +13,22 @@ about high noise levels, where an untrained draft is far off.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.check import UserError, check_draft
 from cspd_jax.diffusion.gaussian import Gaussian, transition
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.generation import generate
 from cspd_jax.image.methods import DraftSpeculation
 from cspd_jax.models import ImageModel
-from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.data.source import Source
 from cspd_jax.training.image import mar
 from cspd_jax.training.image.mar import Bucket, Draws
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import MASK, MEASURE, TrainState, descend, run_key, step_key
+from cspd_jax.training.run import MASK, MEASURE, Learning, run_key
 
 Array = jax.Array
 
@@ -41,16 +36,27 @@ _DRAWS, _STEPS = 0, 1  # what the key of a step is folded with
 _IMAGES = 16  # on which acceptance is reported
 
 
-def learning(config: TrainConfig, source: Source, target: tuple[MARModel, Any]) -> Learning:
-    """Returns how a draft learns the target's Gaussians on contexts from a source."""
-    largest = config.model.seq_len - 1
+def learning(config: TrainConfig, target: tuple[MARModel, Any]) -> Learning:
+    """Returns how a draft learns the target's Gaussians on contexts from the data."""
+    teacher, target_params = target
+    draft = MARModel(config.model, teacher.dtype)
+    steps = sampling_schedule(config.model.respacing).num_steps
 
-    def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Array]:
-        known, (tokens, labels, *_) = n_known(config, number), batch
-        bucket = mar.bucket_of(known, largest, config.buckets)
-        return distill_step(config, bucket, *target, state, tokens, labels, np.int32(known))
+    def loss(bucket: Bucket, params: Any, key: Array, known: Array, batch: Any, target_params: Any):
+        tokens, labels, _ = batch
+        draws = mar.draw(jax.random.fold_in(key, _DRAWS), tokens.shape, bucket, known, config.copies)
+        at = jax.random.randint(jax.random.fold_in(key, _STEPS), draws.t.shape, 0, steps)
+        # Each model embeds the class itself; context, states and steps are shared.
+        inputs = (tokens, labels, draws, at, bucket)
+        eps, p = gaussians(teacher, target_params, *inputs)
+        draft_eps, q = gaussians(draft, params, *inputs)
+        path = steps * jnp.sum(mar.kl_divergence(p, q), axis=-1)
+        square = jnp.mean((draft_eps - eps) ** 2, axis=-1)
+        both = mar.mean_of_unknown(square, draws) + mar.mean_of_unknown(path, draws) / tokens.shape[2]
+        return both, both
 
-    return Learning(mar.learning(config, source).batch, step)
+    step = mar.in_buckets(config, loss, n_known, config.model.seq_len - 1, target_params)
+    return Learning(mar.batches(config), step)
 
 
 def n_known(config: TrainConfig, step: int) -> int:
@@ -58,49 +64,6 @@ def n_known(config: TrainConfig, step: int) -> int:
     generation."""
     random = np.random.default_rng([MASK, config.seed, step])
     return int(random.integers(config.model.seq_len))
-
-
-def check_pair(draft: MARConfig, target: Any) -> None:
-    """Raises UserError unless the draft can be distilled from the target: it fits, with the same schedule."""
-    check_draft(target, draft)
-    if draft.respacing != target.respacing:
-        raise UserError(
-            f"the draft's respacing is {draft.respacing}, the target's is {target.respacing};"
-            " they must be equal"
-        )
-
-
-@functools.partial(jax.jit, static_argnames=("config", "target", "bucket"), donate_argnames=("state",))
-def distill_step(
-    config: TrainConfig,
-    bucket: Bucket,
-    target: MARModel,
-    target_params: Any,
-    state: TrainState,
-    tokens: Array,
-    labels: Array,
-    known: Array,
-) -> tuple[TrainState, Array]:
-    """Takes one step of distillation.
-
-    tokens: [B, L, C] by position. labels: [B]. known: [], the number of tokens shown, within `bucket`.
-    """
-    draft, key = MARModel(config.model, target.dtype), step_key(config, state)
-    draws = mar.draw(jax.random.fold_in(key, _DRAWS), tokens.shape, bucket, known, config.copies)
-    steps = sampling_schedule(draft.config.respacing).num_steps
-    at = jax.random.randint(jax.random.fold_in(key, _STEPS), draws.t.shape, 0, steps)
-    inputs = (tokens, labels, draws, at, bucket)
-    eps, p = jax.lax.stop_gradient(gaussians(target, target_params, *inputs))
-
-    def loss(params):
-        # Each model embeds the class itself; context, states and steps are shared.
-        draft_eps, q = gaussians(draft, params, *inputs)
-        path = steps * jnp.sum(mar.kl_divergence(p, q), axis=-1)
-        square = jnp.mean((draft_eps - eps) ** 2, axis=-1)
-        both = mar.mean_of_unknown(square, draws) + mar.mean_of_unknown(path, draws) / tokens.shape[2]
-        return both, both
-
-    return descend(config, state, loss)
 
 
 def gaussians(

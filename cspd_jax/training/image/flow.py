@@ -5,31 +5,35 @@ At a time t = sigmoid(normal), x_t = (1 - t) noise + t token, the head learns to
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.sphere import SphereModel, full_forward, make_head
-from cspd_jax.training.config import ImageTrainConfig
-from cspd_jax.training.data.source import Source
-from cspd_jax.training.image.mar import LABEL_DROP
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import TrainState, descend, step_key
+from cspd_jax.training.config import RunConfig
+from cspd_jax.training.image.mar import LABEL_DROP, batches
+from cspd_jax.training.run import Learning, descend
 
 Array = jax.Array
+_COPIES = 2  # times per token and step
 
 
-def learning(config: ImageTrainConfig, source: Source) -> Learning:
+def learning(config: RunConfig) -> Learning:
     """Returns how a causal model learns the data."""
 
-    def batch(step: int) -> tuple[Any, ...]:
-        images, labels = source.batch(step, config.batch, seed=config.seed)
-        return patchify(images, config.model.patch_size), labels
+    model = SphereModel(config.model, jnp.dtype(config.dtype))
 
-    return Learning(batch, lambda _, state, batch: flow_step(config, state, *batch))
+    def loss(params: Any, key: Array, batch: Any) -> tuple[Array, Array]:
+        tokens, labels, _ = batch
+        of_labels, of_times, of_noise = jax.random.split(key, 3)
+        dropped = jax.random.bernoulli(of_labels, LABEL_DROP, labels.shape)
+        t = jax.nn.sigmoid(jax.random.normal(of_times, (_COPIES, *tokens.shape[:2])))
+        noise = jax.random.normal(of_noise, (_COPIES, *tokens.shape))
+        found = flow_objective(model, params, tokens, labels, dropped, t, noise)
+        return found, found
+
+    return Learning(batches(config), lambda _, state, batch: descend(config, loss, state, batch))
 
 
 def flow_objective(
@@ -45,21 +49,3 @@ def flow_objective(
     x = (1 - t[..., None]) * noise + t[..., None] * tokens
     velocity: Any = make_head(model.config, model.dtype).apply({"params": params["head"]}, x, t, z)
     return jnp.mean((velocity - (tokens - noise)) ** 2)
-
-
-@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
-def flow_step(
-    config: ImageTrainConfig, state: TrainState, tokens: Array, labels: Array
-) -> tuple[TrainState, Array]:
-    """Takes one step. tokens: [B, L, C] by position. labels: [B]."""
-    of_labels, of_times, of_noise = jax.random.split(step_key(config, state), 3)
-    dropped = jax.random.bernoulli(of_labels, LABEL_DROP, labels.shape)
-    t = jax.nn.sigmoid(jax.random.normal(of_times, (config.copies, *tokens.shape[:2])))
-    noise = jax.random.normal(of_noise, (config.copies, *tokens.shape))
-    model = SphereModel(config.model, jnp.dtype(config.dtype))
-
-    def loss(params):
-        found = flow_objective(model, params, tokens, labels, dropped, t, noise)
-        return found, found
-
-    return descend(config, state, loss)

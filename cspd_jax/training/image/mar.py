@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,16 +26,16 @@ from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, make_schedule
 from cspd_jax.image.pixels import patchify
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.mar import MARModel
-from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import MASK, TrainState, descend, step_key
+from cspd_jax.training.config import RunConfig, TrainConfig
+from cspd_jax.training.data.source import Batch
+from cspd_jax.training.run import MASK, Learning, TrainState, descend
 
 Array = jax.Array
 
 LABEL_DROP = 0.1  # share of the rows that are trained without their label
 _EVERY = str(NUM_TRAIN_STEPS)  # the schedule of training
 _FOCUS = 4  # beyond the keys that `draw` splits off
-_LAST = {"attn": "proj", "mlp": "fc2"}  # the last layers of a block's two parts
+_LAST = ["attn", "proj"], ["mlp", "fc2"]  # the last layers of a block's two parts
 
 
 class Bucket(NamedTuple):
@@ -61,21 +62,49 @@ class Draws(NamedTuple):
     noise: Array
 
 
-def learning(config: TrainConfig, source: Any) -> Learning:
-    """Returns how a model learns the data. With `config.hint` the source says what its tokens show."""
-    largest = config.model.seq_len - math.ceil(config.model.seq_len * config.least_mask_ratio)
+def learning(config: TrainConfig) -> Learning:
+    """Returns how a model learns the data. With `config.hint` they say what its tokens show."""
+    model = MARModel(config.model, jnp.dtype(config.dtype))
 
-    def batch(step: int) -> tuple[Any, ...]:
-        images, labels = source.batch(step, config.batch, seed=config.seed)
-        hints = source.contents(step, config.batch, seed=config.seed) if config.hint else None
-        return patchify(images, config.model.patch_size), labels, hints
+    def loss(bucket: Bucket, params: Any, key: Array, known: Array, batch: Any) -> tuple[Array, Array]:
+        tokens, labels, contents = batch
+        draws = draw(key, tokens.shape, bucket, known, config.copies)
+        draws = focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
+        plain, z = objective(model, params, tokens, labels, draws, bucket.most, config.max_weight)
+        if not config.hint:
+            return plain, plain
+        return plain + config.hint * hints(z, draws, contents, len(config.data.letters)), plain
+
+    largest = config.model.seq_len - math.ceil(config.model.seq_len * config.least_mask_ratio)
+    return Learning(batches(config), in_buckets(config, loss, n_known, largest))
+
+
+def batches(config: RunConfig) -> Callable[[int], Batch]:
+    """Returns step -> a batch whose images are tokens [B, L, C] by position."""
+
+    def batch(step: int) -> Batch:
+        found = config.data.batch(step, config.batch, seed=config.seed)
+        return found._replace(images=patchify(found.images, config.model.patch_size))
+
+    return batch
+
+
+def in_buckets(config: TrainConfig, loss: Callable, n_known: Callable, largest: int, *given: Any) -> Callable:
+    """Returns the steps of a `Learning`, compiled once for each range of numbers of known tokens.
+
+    loss: (bucket, params, the key of the step, number of tokens shown, batch, *given) -> see `descend`.
+    n_known: (config, step) -> how many tokens the step shows, up to `largest`.
+    """
+    width = -(-(largest + 1) // config.buckets)
+    within = functools.cache(lambda bucket: functools.partial(loss, bucket))
 
     def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Array]:
         known = n_known(config, number)
-        bucket = bucket_of(known, largest, config.buckets)
-        return train_step(config, bucket, state, *batch, np.int32(known))
+        least = known // width * width
+        bucket = Bucket(least, max(known, min(least + width - 1, largest)))
+        return descend(config, within(bucket), state, np.int32(known), batch, *given)
 
-    return Learning(batch, step)
+    return step
 
 
 def n_known(config: TrainConfig, step: int) -> int:
@@ -92,13 +121,6 @@ def n_known(config: TrainConfig, step: int) -> int:
     lowest = normal.cdf(config.least_mask_ratio)
     ratio = normal.inv_cdf(lowest + random.random() * (0.5 - lowest))
     return length - math.ceil(length * ratio)
-
-
-def bucket_of(known: int, largest: int, count: int) -> Bucket:
-    """Returns the range, of `count` about equal ones of 0 ... largest, that `known`, perhaps more, is in."""
-    width = -(-(largest + 1) // count)
-    least = known // width * width
-    return Bucket(least, max(known, min(least + width - 1, largest)))
 
 
 def draw(key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int) -> Draws:
@@ -171,17 +193,6 @@ def denoised(
     return c, x, eps, v
 
 
-def head_terms(
-    model: MARModel, params: Any, x0: Array, z: Array, t: Array, noise: Array
-) -> tuple[Array, Array]:
-    """Returns the two parts of the loss of each token, [...]: the squared error of eps, and the variational
-    bound in bits per dimension."""
-    c, x, eps, v = denoised(model, params, _EVERY, x0, z, t, noise)
-    p, q = transition(c, x, jax.lax.stop_gradient(eps), v), posterior(c, x0, x)
-    bits = jnp.where(t[..., None] == 0, -discretised_log_likelihood(p, x0), kl_divergence(q, p))
-    return jnp.mean((eps - noise) ** 2, axis=-1), jnp.mean(bits, axis=-1) / math.log(2)
-
-
 def kl_divergence(q: Gaussian, p: Gaussian) -> Array:
     """Returns KL(q || p) per coordinate, in nats."""
     ratio = q.log_var - p.log_var
@@ -210,16 +221,11 @@ def level_weights(max_weight: float) -> Array:
     return jnp.minimum(1 / jnp.asarray(schedule.sqrt_alphas_cumprod, jnp.float32) ** 2, max_weight)
 
 
-def masked_mean(x: Array, mask: Array) -> Array:
-    """Returns sum(x * mask) / sum(mask), the mask broadcast against x."""
-    mask = jnp.broadcast_to(mask, x.shape)
-    return jnp.sum(x * mask) / jnp.sum(mask)
-
-
 def mean_of_unknown(x: Array, draws: Draws) -> Array:
     """Returns the mean of x [..., Q] over those of the last Q tokens in reveal order that are unknown."""
     place = draws.reveal.shape[1] - x.shape[-1] + jnp.arange(x.shape[-1])
-    return masked_mean(x, (place >= draws.n_known).astype(x.dtype))
+    unknown = jnp.broadcast_to((place >= draws.n_known).astype(x.dtype), x.shape)
+    return jnp.sum(x * unknown) / jnp.sum(unknown)
 
 
 def objective(
@@ -237,8 +243,12 @@ def objective(
     max_weight: of a noise level, as `level_weights` has it; 1 is MAR's objective.
     """
     x0, z = contexts(model, params, tokens, labels, draws, bucket)
-    mse, bound = head_terms(model, params, x0, z, draws.t, draws.noise)
+    c, x, eps, v = denoised(model, params, _EVERY, x0, z, draws.t, draws.noise)
+    mse = jnp.mean((eps - draws.noise) ** 2, axis=-1)
     mse = mse * level_weights(max_weight)[draws.t] if max_weight > 1 else mse
+    p, q = transition(c, x, jax.lax.stop_gradient(eps), v), posterior(c, x0, x)
+    nats = jnp.where(draws.t[..., None] == 0, -discretised_log_likelihood(p, x0), kl_divergence(q, p))
+    bound = jnp.mean(nats, axis=-1) / math.log(2)
     return mean_of_unknown(mse, draws) + mean_of_unknown(bound, draws), z
 
 
@@ -253,35 +263,6 @@ def hints(z: Array, draws: Draws, contents: Array, kinds: int) -> Array:
     return mean_of_unknown(surprise, draws)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "bucket"), donate_argnames=("state",))
-def train_step(
-    config: TrainConfig,
-    bucket: Bucket,
-    state: TrainState,
-    tokens: Array,
-    labels: Array,
-    contents: Array | None,
-    known: Array,
-) -> tuple[TrainState, Array]:
-    """Takes one step of the objective.
-
-    tokens: [B, L, C] by position. labels: [B]. contents: [B, L] what each token shows, for `config.hint`.
-    known: [], the number of tokens shown, within `bucket`.
-    """
-    key = step_key(config, state)
-    draws = draw(key, tokens.shape, bucket, known, config.copies)
-    draws = focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
-    model = MARModel(config.model, jnp.dtype(config.dtype))
-
-    def loss(params):
-        plain, z = objective(model, params, tokens, labels, draws, bucket.most, config.max_weight)
-        if contents is None:
-            return plain, plain
-        return plain + config.hint * hints(z, draws, contents, len(config.data.letters)), plain
-
-    return descend(config, state, loss)
-
-
 def on_grid(key: Array, backbone: dict) -> dict:
     """Returns MAR's random backbone with positions [1, buffer + L, D] that are sums of a row's vector and a
     column's, and an encoder whose blocks change nothing yet."""
@@ -292,12 +273,9 @@ def on_grid(key: Array, backbone: dict) -> dict:
         table = backbone[name]
         both = 0.5 * jax.random.normal(jax.random.fold_in(key, i), (2, side, table.shape[-1]))
         found[name] = table.at[0, -(side**2) :].set(both[0, row] + both[1, column])
-    for name, block in backbone.items():
-        if name.startswith("encoder_blocks"):
-            found[name] = {**block, **{part: _silent(block[part], last) for part, last in _LAST.items()}}
-    return found
 
+    def silent(path: tuple, leaf: Array) -> Array:
+        block, *layer = (part.key for part in path)
+        return jnp.zeros_like(leaf) if block.startswith("encoder_blocks") and layer[:2] in _LAST else leaf
 
-def _silent(part: dict, last: str) -> dict:
-    """Returns a part of a block with a last layer that gives 0."""
-    return {**part, last: jax.tree.map(jnp.zeros_like, part[last])}
+    return jax.tree_util.tree_map_with_path(silent, found)

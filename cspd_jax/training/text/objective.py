@@ -17,10 +17,9 @@ import numpy as np
 
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
-from cspd_jax.training.config import TextTrainConfig
+from cspd_jax.training.config import RunConfig
 from cspd_jax.training.data.text import Texts
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import TrainState, descend, step_key
+from cspd_jax.training.run import Learning, descend
 
 Array = jax.Array
 _TOGETHER = 16  # rows that are measured at once
@@ -39,11 +38,24 @@ class View(NamedTuple):
     weight: Array
 
 
-def learning(config: TextTrainConfig, texts: Texts, target: tuple[LM, Any] | None = None) -> Learning:
-    """Returns how a model learns rows of text; with a target, to predict what that predicts."""
+def learning(config: RunConfig, target: tuple[LM, Any] | None = None) -> Learning:
+    """Returns how a model learns rows of text; with a target, to predict what that predicts. The loss is in
+    bits per id."""
+    model = LM(config.model, jnp.dtype(config.dtype))
+    teacher, target_params = target or (None, None)
+
+    def loss(params: Any, key: Array, rows: Array, target_params: Any) -> tuple[Array, Array]:
+        shown = view(model, key, rows)
+        logits = model.forward(params, shown.seen)
+        if teacher is None:
+            bits = cross_entropy(shown, logits)
+        else:
+            bits = divergence(shown, teacher.forward(target_params, shown.seen), logits)
+        return bits, bits
+
     return Learning(
-        lambda step: texts.batch(step, config.batch, seed=config.seed),
-        lambda _, state, rows: text_step(config, state, rows, *(target or ())),
+        lambda step: config.data.batch(step, config.batch, seed=config.seed),
+        lambda _, state, rows: descend(config, loss, state, rows, target_params),
     )
 
 
@@ -88,27 +100,6 @@ def divergence(view: View, target: Array, draft: Array) -> Array:
 
 def _mean(view: View, nats: Array) -> Array:
     return jnp.sum(view.weight * nats) / len(nats) / math.log(2)
-
-
-@functools.partial(jax.jit, static_argnames=("config", "target"), donate_argnames=("state",))
-def text_step(
-    config: TextTrainConfig,
-    state: TrainState,
-    rows: Array,
-    target: LM | None = None,
-    target_params: Any = None,
-) -> tuple[TrainState, Array]:
-    """Takes one step on rows [B, L], from the data or towards a target. The loss is in bits per id."""
-    model = LM(config.model, jnp.dtype(config.dtype))
-    shown = view(model, step_key(config, state), rows)
-    teacher = None if target is None else target.forward(target_params, shown.seen)
-
-    def loss(params):
-        logits = model.forward(params, shown.seen)
-        bits = cross_entropy(shown, logits) if teacher is None else divergence(shown, teacher, logits)
-        return bits, bits
-
-    return descend(config, state, loss)
 
 
 def measure(

@@ -24,7 +24,7 @@ from cspd_jax.language_models import Prompts
 from cspd_jax.networks.lm import LM
 from cspd_jax.parallel import first_alone
 from cspd_jax.training.data.text import Texts
-from cspd_jax.training.state import SAMPLES, run_key
+from cspd_jax.training.run import SAMPLES, run_key
 
 Array = jax.Array
 PART = 64  # rows made in one batch

@@ -8,7 +8,6 @@ same rows: in turn k every place is drafted as the (k + 1)-th token after the la
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +22,7 @@ from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig, published_layers
 from cspd_jax.training.config import HeadTrainConfig
 from cspd_jax.training.data.source import shuffled
-from cspd_jax.training.run import Learning
-from cspd_jax.training.state import INIT, MEASURE, TrainState, descend, run_key
+from cspd_jax.training.run import INIT, MEASURE, Learning, descend, run_key
 from cspd_jax.training.text.rows import NONE, Taught
 
 Array = jax.Array
@@ -34,24 +32,38 @@ _DECLINE = 0.8  # what each turn counts beside the one before
 class Given(NamedTuple):
     """What a head learns from besides its own parameters.
 
-    ids: [V] which of the target's ids each of the head's is.
     embedding: the target's table.
     kernel: [D, V] by which the target makes logits of the head's ids from its hidden states.
     """
 
-    ids: Array
     embedding: Array
     kernel: Array
 
 
 def learning(config: HeadTrainConfig, rows: Taught, given: Given) -> Learning:
-    """Returns how a head learns from a target's answers."""
+    """Returns how a head learns from a target's answers: by the cross-entropy from the target to the head, in
+    bits per id of a turn.
+
+    Turn k counts `_DECLINE` times as much as the one before. Ids that the head does not have are left out.
+    """
+    head = Eagle(config.model, jnp.dtype(config.dtype))
 
     def batch(step: int) -> Taught:
         which = shuffled(len(rows.tokens), step, config.batch, seed=config.seed, split="train")
         return rows.rows(which)
 
-    return Learning(batch, lambda _, state, batch: head_step(config, state, batch, given))
+    def loss(params: Any, _: Array, batch: Taught, given: Given) -> tuple[Array, Array]:
+        log_p, there = wanted(given, batch)
+        p, place = jnp.exp(log_p), jnp.arange(batch.tokens.shape[1])
+        logits = turns(head, params, given, batch, config.fed_back + 1)
+        bits = -jnp.sum(p * jax.nn.log_softmax(logits), axis=-1) / jnp.log(2.0)
+        turn = jnp.arange(len(bits))
+        counts = there & (place >= turn[:, None, None])
+        weight = counts * jnp.float32(_DECLINE) ** turn[:, None, None]
+        mean = jnp.sum(weight * bits) / (batch.tokens.size * jnp.sum(_DECLINE**turn))
+        return mean, jnp.sum(counts[0] * bits[0]) / jnp.maximum(jnp.sum(counts[0]), 1)
+
+    return Learning(batch, lambda _, state, batch: descend(config, loss, state, batch, given))
 
 
 def head_config(target: LMConfig, ids: int) -> EagleConfig:
@@ -69,7 +81,7 @@ def given_by(config: LMConfig, params: Any, ids: np.ndarray) -> Given:
     """Returns what the target gives a head with these ids."""
     table = params["embed"]["embedding"]
     kernel = table[ids].T if config.tie_embeddings else params["head"]["kernel"][:, ids]
-    return Given(jnp.asarray(ids, jnp.int32), table, kernel)
+    return Given(table, kernel)
 
 
 def frequent_ids(frequencies: np.ndarray, count: int, always: tuple[int, ...]) -> np.ndarray:
@@ -136,30 +148,6 @@ def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
     place = jnp.arange(rows.tokens.shape[1])
     there = (after_next(rows.tokens, 2) != NONE) & (place < len(place) - 2)
     return logits - after_next(rows.total, 1)[..., None], there & (place + 2 >= rows.given[:, None])
-
-
-@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
-def head_step(
-    config: HeadTrainConfig, state: TrainState, batch: Taught, given: Given
-) -> tuple[TrainState, Array]:
-    """Takes one step on the cross-entropy from the target to the head, in bits per id of a turn.
-
-    Turn k counts `_DECLINE` times as much as the one before. Ids that the head does not have are left out.
-    """
-    head = Eagle(config.model, jnp.dtype(config.dtype))
-    log_p, there = wanted(given, batch)
-    p, place = jnp.exp(log_p), jnp.arange(batch.tokens.shape[1])
-
-    def loss(params):
-        logits = turns(head, params, given, batch, config.fed_back + 1)
-        bits = -jnp.sum(p * jax.nn.log_softmax(logits), axis=-1) / jnp.log(2.0)
-        turn = jnp.arange(len(bits))
-        counts = there & (place >= turn[:, None, None])
-        weight = counts * jnp.float32(_DECLINE) ** turn[:, None, None]
-        mean = jnp.sum(weight * bits) / (batch.tokens.size * jnp.sum(_DECLINE**turn))
-        return mean, jnp.sum(counts[0] * bits[0]) / jnp.maximum(jnp.sum(counts[0]), 1)
-
-    return descend(config, state, loss)
 
 
 def measure(
