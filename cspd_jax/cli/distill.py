@@ -17,7 +17,7 @@ from cspd_jax.cli.train import add_run_flags, configured, finish
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.parallel import default_mesh
 from cspd_jax.training import presets, recipes
-from cspd_jax.training.config import HeadTrainConfig, data_from_json
+from cspd_jax.training.config import DATA, HeadTrainConfig, data_from_json
 from cspd_jax.training.data.folder import Folder
 
 
@@ -69,8 +69,8 @@ def _of_target(args: argparse.Namespace):
     if args.data is not None:
         channels = outline.config.token_dim // outline.config.patch_size**2
         data: Any = Folder(os.path.abspath(args.data), outline.config.image_size, channels)
-    elif trained is None:
-        raise UserError(f"{args.target} does not say what it was trained on; give --data DIR, or a --preset")
+    elif trained is None or trained["data_kind"] not in DATA:
+        raise UserError(f"what {args.target} was trained on is not known here; give --data, or a --preset")
     else:
         data = data_from_json(trained)
     return presets.draft_of(outline.config, data)
