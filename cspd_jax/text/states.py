@@ -7,7 +7,7 @@ the state is the target's, known since its pass; for drafts it is what the head 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,39 +19,6 @@ from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, one_
 
 Array = jax.Array
 CONFIDENCE = 0.2  # in a token, below which a head drafts nothing more
-
-
-class StatesHead(Protocol):
-    """Pure functions of explicit parameters, which hold `ids` [V]: which of the target's ids each of its own
-    is."""
-
-    @property
-    def entering(self) -> tuple[int, ...]:
-        """The layers of the target whose states it reads."""
-
-    def empty_cache(self, batch: int, max_len: int) -> Any:
-        """Makes a cache (any pytree) with one slot for each of max_len places of each row."""
-
-    def joined(self, params: Any, states: Array) -> Array:
-        """Joins the target's states [B, Q, S D'] to one [B, Q, D]."""
-
-    def apply(
-        self,
-        params: Any,
-        tokens: Array,
-        state: Array,
-        positions: Array,
-        cache: Any,
-        *,
-        slots: Array | None = None,
-        visible: Array | None = None,
-    ) -> tuple[Array, Any]:
-        """Returns the states [B, Q, D] after those given at places `positions` [B, Q], each with the token
-        after it, tokens [B, Q]; and the cache. Padding and going back are as in a `LanguageModel`; slots and
-        visible, for trees, as in a `TreeLanguageModel`."""
-
-    def logits(self, params: Any, state: Array) -> Array:
-        """Returns logits [..., V] of states [..., D]."""
 
 
 class _Newest(NamedTuple):
@@ -72,12 +39,13 @@ class HeadDrafter:
     Between rounds its cache lacks at most the G + 1 places that the last round added, and what it has of
     drafts is not the target's. The first pass of a round therefore always reads the last G + 1 again.
 
+    head: with the functions of `networks.eagle.Eagle`; hashable.
     confidence: it drafts nothing more where it gives no token as much, unless a request says otherwise. A
         draft that is hardly ever right costs more than it saves; the default is about what a draft and its
         place in the target's pass cost, as a share of a pass.
     """
 
-    head: StatesHead
+    head: Any
     confidence: float = CONFIDENCE
 
     @property

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from cspd_jax.check import UserError
 from cspd_jax.language_models import Prompts
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest
-from cspd_jax.text.states import HeadDrafter, StatesHead
+from cspd_jax.text.states import HeadDrafter
 from cspd_jax.text.trees.drafter import Branches, draw_children
 from cspd_jax.text.trees.tree import Tree
 
@@ -28,7 +28,7 @@ class HeadTreeDrafter:
     next round reads the places of its text again, with the target's states.
     """
 
-    head: StatesHead
+    head: Any
     tree: Tree
 
     @property
