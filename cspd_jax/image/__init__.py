@@ -3,9 +3,9 @@
 `sample(network, params, keys, labels, options, method)` is the pure function, whose options `resolve`
 settles; `generate` does both in one call, `stream` step by step, `compare` beside the plain sampler, and
 `fastest` finds the fastest exact way on this machine. The algorithms know models by `protocol` only:
-`sampler` (the plain sampler, the reference), `chain` (speculation along the denoising steps of a token),
-`rounds` (speculation over AR steps), `paper` and `released` (the published criterion and runner, lossy) and
-`lossy` (shortcuts of the plain sampler).
+`sampler` (the reference), `chain` (speculation along the denoising steps of a token), `rounds` (over AR
+steps), `coupled` (which keeps what it drafted), `paper` and `released` (the published criterion and runner,
+lossy) and `lossy` (shortcuts of the plain sampler).
 """
 
 import importlib

@@ -6,7 +6,7 @@ state comes from the residual, and the chain goes on under p: what comes out has
 the q of the next round. So a draft is never dropped; it follows what changes before it.
 
 The first groups of the window that are kept whole, and the one after them, had the target's own context and
-are final. The paths behind them go on side by side with that one, and so do those that are new in the window.
+are final. Paths behind them go on beside that one, as new ones do (`rounds.window`; only coins differ here).
 
 Nothing that a place does may depend on places behind it, or its law would change with them: each token is a
 block of its own, has noise and coins of its own in every round, and how many groups are final and how many

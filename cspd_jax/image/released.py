@@ -21,9 +21,9 @@ Everything is computed in logs. Where the runner's products underflow to 0 / 0 (
 rejects every draft and leaves zeros; that is not imitated.
 
 Where a token is rejected, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F p(x)). The tries go on
-until each token of the block was taken once, the accepted ones too, and a later proposal that is taken
-replaces an earlier one. The runner repeats them for the whole batch until that holds in every row; so it is
-done here with recorded numbers (`Recorded`). With keys each image stops by itself, and does not depend
+until a proposal was taken for each token of the block, also where its draft was accepted; a later one that is
+taken replaces an earlier one. The runner repeats them for the whole batch until that holds in every row; so
+it is done here with recorded numbers (`Recorded`). With keys each image stops by itself, and does not depend
 on its neighbours.
 """
 

@@ -35,8 +35,8 @@ class Criterion(Protocol):
         ...
 
     def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
-        """Makes a round but for a draft model's drafts: tests them, and completes the group where those that
-        are kept end."""
+        """Tests drafts and completes the group where those that are kept end: every round ends further on. A
+        target that drafts for itself draws the next ones too."""
         ...
 
     def exactness(self) -> Exactness:
