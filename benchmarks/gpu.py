@@ -63,11 +63,9 @@ def groups(scale: Scale) -> dict[str, Makers]:
         "MAR-B, guidance": [image("mar-base", *way, **guided) for way in ((), (32, 8))],
         "MAR-B in PyTorch, guidance": [torch("mar-base", "graph", **guided)],
         "MAR-B, coupled drafts": [image("mar-base", 32, gamma, coupled=True) for gamma in (16, 24)],
-        "MAR-B, 8 images": [
-            *[image("mar-base", *way, **side) for way in ((), (16,), (16, 4))],
-            image("mar-base", 16, 4, **side, coupled=True),
-        ],
+        "MAR-B, 8 images": [image("mar-base", **side), image("mar-base", 16, 4, **side, coupled=True)],
         "MAR-B in PyTorch, 8 images": [torch("mar-base", "graph", **side)],
+        "MAR-B, 8 images, drafts dropped": [image("mar-base", *way, **side) for way in ((16,), (16, 4))],
         "text, Pythia-1.4B's sizes": [text(0), text(1), lambda: torch_cases.text_case(scale)],
         "SphereAR-B": sphere("sphere-b", 100, 32),
         "MAR-H": [*plain_and_both("mar-huge"), torch("mar-huge", "graph")],
