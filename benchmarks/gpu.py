@@ -39,6 +39,7 @@ COMPILING = 120.0  # seconds that a program may take
 SLOWEST = 6.0  # seconds; after so many no further repetition of a row begins
 REPEATS = 5
 ON_A_CPU = ("whole images on a CPU", "MAR-B on a CPU", "SphereAR on a CPU")
+ALIKE = ("MAR-B, float32", "MAR-B, coupled drafts", "MAR-B, 8 images, drafts dropped", "MAR-H")
 
 Makers = list[Callable[[], Any]]
 _POOL = concurrent.futures.ThreadPoolExecutor(32)
@@ -222,10 +223,10 @@ def main() -> None:
 
 def chosen(args: Any) -> dict[str, Makers]:
     """Returns the groups that are asked for: without names, all but those for a CPU. A toy has of each kind
-    one or two; the largest are no other kind."""
+    one or two, and of those that differ in numbers alone none."""
     every = groups(Scale(args.toy))
     found = {name: every[name] for name in args.only or [n for n in every if args.toy or n not in ON_A_CPU]}
-    return {name: makers[-2:] for name, makers in found.items() if name != "MAR-H"} if args.toy else found
+    return {name: makers[-2:] for name, makers in found.items() if name not in ALIKE} if args.toy else found
 
 
 if __name__ == "__main__":
