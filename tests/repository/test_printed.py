@@ -79,8 +79,16 @@ class Block(NamedTuple):
                 yield words
 
 
+def words_of(page: Path) -> str:
+    text = page.read_text(encoding="utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n".join("".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "markdown")
+
+
 def blocks(page: Path) -> list[Block]:
-    found = FENCED.findall(page.read_text(encoding="utf-8"))
+    found = FENCED.findall(words_of(page))
     return [Block(language, code, "not run:" not in before) for before, language, code in found]
 
 
@@ -93,8 +101,9 @@ def test_every_file_that_the_docs_name_exists():
 
 
 def test_commands_are_understood():
-    """By the parser of the command, also those that are not run."""
-    asked = [words for page in PAGES for block in blocks(page) for words in block.commands()]
+    """By the parser of the command, also those that are not run, and those that notebooks speak of."""
+    pages = [*PAGES, *(ROOT / "notebooks").glob("*.ipynb")]
+    asked = [words for page in pages for block in blocks(page) for words in block.commands()]
     asked = [words[1:] for words in asked if words[0] == "cspd-jax"]
     for words in asked:
         begun = make_parser().parse_args(words)
