@@ -3,8 +3,8 @@
 From the state x_i a drafter draws the next M states without the network. One head call on those M states
 gives the target's Gaussians there. The M transitions are verified as one block (`coupling.block`): some first
 ones are kept, and the state after them is drawn from the block's residual, so what is committed has exactly
-the target's distribution. Rows advance independently; when half of many
-are finished, they are left out of the calls.
+the target's distribution. Rows advance independently; when half of many are finished, they are left out of
+the calls.
 
 How many drafts are kept depends on drafts that are dropped. So nothing random is used twice: noise and coins
 of a call belong to the number of steps that were left before it, which falls with every call.

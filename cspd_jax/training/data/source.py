@@ -13,7 +13,7 @@ _SPLITS = {"train": 0, "held-out": 1}
 class Batch(NamedTuple):
     """A labelled batch.
 
-    images: [B, H, W, C] float32, pixels in [-1, 1] or latents.
+    images: [B, H, W, C] float32, pixels in [-1, 1].
     labels: [B] int32.
     contents: [B, L] int32, what each token shows, where the data set knows it.
     """

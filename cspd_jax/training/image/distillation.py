@@ -1,6 +1,6 @@
 """Distillation: a small draft learns the target's Gaussians on states of the target's own process.
 
-A draft path is accepted with probability min(1, p(X) / q(X)), so what matters is how far the draft's
+A draft path is accepted with probability at most min(1, p(X) / q(X)), so what matters is how far the draft's
 distribution q of paths is from the target's p. Their divergence is a sum over the T transitions of sampling,
 
     KL(p || q) = sum_i E_{x ~ p} KL(p(. | x, z_p) || q(. | x, z_q)),

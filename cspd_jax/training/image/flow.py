@@ -21,7 +21,6 @@ _COPIES = 2  # times per token and step
 
 def learning(config: RunConfig) -> Learning:
     """Returns how a causal model learns the data."""
-
     model = SphereModel(config.model, jnp.dtype(config.dtype))
 
     def loss(params: Any, key: Array, batch: Any) -> tuple[Array, Array]:
