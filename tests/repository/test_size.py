@@ -1,41 +1,80 @@
-"""Each room of the house may only become smaller.
+"""Each room of the house may only become smaller, counted in code.
 
-python tests/repository/test_size.py            # prints the rooms: lines, what is recorded, the ceiling
+python tests/repository/test_size.py            # prints the rooms: tokens, what is recorded, the ceiling
 python tests/repository/test_size.py --write    # records what has become smaller
+
+A token is a name, a number, a string or a sign. Comments, docstrings, line ends and indentation are free, and
+a long name costs what a short one does.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import sys
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).with_name("size.json")
+SLACK = 1.03  # what a room may have above what is recorded
 
-# (folders and files inside cspd_jax/ or above it, the ceiling to reach), lines of Python, everything counted.
+# (folders and files inside cspd_jax/ or above it, the ceiling to reach).
 ROOMS = {
-    "coupling, diffusion, keys": (("coupling", "diffusion", "keys.py"), 1600),
-    "image": (("image",), 4300),
-    "text": (("text", "sampling.py", "language_models.py"), 2300),
-    "masked": (("masked",), 1450),
-    "networks": (("networks",), 3200),
-    "models, weights, hub, tokenizers": (
-        ("models.py", "weights.py", "hub.py", "tokenizers.py"),
-        650,
+    "coupling, diffusion, keys": (("coupling", "diffusion", "keys.py"), 10_500),
+    "image": (("image",), 27_500),
+    "text": (("text", "sampling.py", "language_models.py"), 14_500),
+    "masked": (("masked",), 12_800),
+    "networks": (("networks",), 23_000),
+    "shell, models, weights, parallel, _utils": (
+        (
+            "models.py",
+            "weights.py",
+            "hub.py",
+            "tokenizers.py",
+            "_utils",
+            "check.py",
+            "info.py",
+            "measure.py",
+            "parallel.py",
+            "__init__.py",
+        ),
+        13_400,
     ),
-    "_utils, parallel, top level": (
-        ("_utils", "check.py", "info.py", "measure.py", "parallel.py", "__init__.py"),
-        700,
-    ),
-    "converters": (("../converters",), 2100),
-    "training": (("training",), 2300),
-    "cli, reports, tools": (("cli", "reports", "tools", "__main__.py"), 2400),
-    "tests": (("../tests",), 12000),
-    "benchmarks": (("../benchmarks",), 3000),
+    "converters": (("../converters",), 13_400),
+    "training": (("training",), 17_300),
+    "cli, reports, tools": (("cli", "reports", "tools", "__main__.py"), 19_000),
+    "tests": (("../tests",), 104_000),
+    "benchmarks": (("../benchmarks",), 28_000),
 }
-PAGES, MOST_WORDS = ("README.md", "docs"), 18000
+OUTSIDE = ("tests", "benchmarks")
+PAGES, MOST_WORDS = ("README.md", "docs"), 18_000
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+def tokens_of(code: str) -> int:
+    """Counts the tokens of a module without its comments, docstrings and layout."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            docstrings.add((node.body[0].lineno, node.body[0].col_offset))
+    found = tokenize.generate_tokens(io.StringIO(code).readline)
+    return sum(token.type not in LAYOUT and token.start not in docstrings for token in found)
+
+
+def words_of(page: str) -> int:
+    return len(page.split())
 
 
 def files(places: tuple[str, ...], base: Path, kind: str) -> list[Path]:
@@ -46,41 +85,73 @@ def files(places: tuple[str, ...], base: Path, kind: str) -> list[Path]:
     return found
 
 
-def total(paths: list[Path], measure: Callable[[str], list[str]]) -> int:
-    return sum(len(measure(path.read_text(encoding="utf-8"))) for path in paths)
+def total(paths: list[Path], measure: Callable[[str], int]) -> int:
+    return sum(measure(path.read_text(encoding="utf-8")) for path in paths)
 
 
 def sizes() -> dict[str, tuple[int, int]]:
-    """Returns (size, ceiling) of each room: lines of Python, and words of the pages."""
+    """Returns (size, ceiling) of each room in tokens, and of the pages in words."""
     found = {
-        name: (total(files(places, ROOT / "cspd_jax", "py"), str.splitlines), ceiling)
+        name: (total(files(places, ROOT / "cspd_jax", "py"), tokens_of), ceiling)
         for name, (places, ceiling) in ROOMS.items()
     }
-    found["words of the pages"] = total(files(PAGES, ROOT, "md"), str.split), MOST_WORDS
+    found["words of the pages"] = total(files(PAGES, ROOT, "md"), words_of), MOST_WORDS
     return found
 
 
+def allowed(recorded: int, ceiling: int) -> int:
+    """Returns the largest size that passes: a room is free below its ceiling, and has a little room above
+    what is recorded."""
+    return max(ceiling, int(SLACK * recorded))
+
+
 def test_no_room_grows():
-    """What has become smaller is recorded by `--write`; below its ceiling a room is free."""
+    """What has become smaller is recorded by `--write`."""
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
-    grown = {name: size for name, (size, most) in sizes().items() if size > max(recorded[name], most)}
-    assert not grown, f"{grown} of {recorded}"
+    grown = [
+        f"{name} has {size}, {size - allowed(recorded[name], ceiling)} more than it may"
+        for name, (size, ceiling) in sizes().items()
+        if size > allowed(recorded[name], ceiling)
+    ]
+    advice = (
+        "delete what nobody needs in the same room; if the growth is worth it, say so in the pull request and"
+        " raise the number in tests/repository/size.json by hand"
+    )
+    assert not grown, f"{'; '.join(grown)}: {advice}"
+
+
+def test_layout_and_words_are_free():
+    """The same function, written densely and with room, has one size; another argument has another."""
+    dense = "def f(a, b): return a+b"
+    roomy = '''
+def f(a, b):  # two numbers
+    """Adds."""
+
+    return (
+        a + b
+    )
+'''
+    assert tokens_of(roomy) == tokens_of(dense) + 2  # the parentheses
+    assert tokens_of("def f(a, b, c): return a+b") > tokens_of(dense)
 
 
 def test_every_file_of_the_package_is_in_a_room():
     counted = {
         path.resolve() for places, _ in ROOMS.values() for path in files(places, ROOT / "cspd_jax", "py")
     }
-    assert not [path for path in (ROOT / "cspd_jax").rglob("*.py") if path.resolve() not in counted]
+    package = (ROOT / "cspd_jax").rglob("*.py")
+    assert not [path for path in package if path.resolve() not in counted]
 
 
 def main() -> None:
-    recorded = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
     now = sizes()
+    recorded = {}
+    if RECORDED.exists():
+        recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     for name, (size, ceiling) in now.items():
-        print(f"{name:28} {size:6} {recorded.get(name, size):6} {ceiling:6}")
-    package = [size for name, (size, _) in now.items() if name not in ("tests", "benchmarks")][:-1]
-    print(f"{'package with converters':28} {sum(package):6}")
+        print(f"{name:42} {size:7} {recorded.get(name, size):7} {ceiling:7}")
+    package = sum(now[name][0] for name in ROOMS if name not in OUTSIDE)
+    print(f"{'package with converters':42} {package:7}")
     if "--write" in sys.argv:
         least = {name: min(size, recorded.get(name, size)) for name, (size, _) in now.items()}
         RECORDED.write_text(json.dumps(least, indent=1) + "\n", encoding="utf-8")
