@@ -26,6 +26,7 @@ from cspd_jax.image.generation import resolve
 RECORDED = Path(__file__).parent / "results" / "accepted.json"
 PLACES = 96  # of an image, that tables are made for
 IMAGES = 16
+LATE = 24  # of the 64 places of `default`: 3/8 of an image, behind which tokens are timed
 way_name = lambda gamma, coupled: "coupled, " * coupled + f"gamma {gamma}"
 
 
@@ -87,12 +88,16 @@ def whole(kept: np.ndarray, steps: int) -> np.ndarray:
     return np.cumprod(kept == steps, axis=-1).sum(axis=-1)
 
 
-def table_of(images: list[list[list[int]]], batch: int, steps: int) -> np.ndarray:
+def table_of(images: list[list[list[int]]], batch: int, steps: int, begin: int = 0) -> np.ndarray:
     """Returns the transitions kept of each draft by the place at which a round begins, [B, places, gamma], of
-    the images with the most typical numbers of rounds, whose rounds come again and again."""
+    the images with the most typical numbers of rounds, whose rounds come again and again.
+
+    begin: rounds that began at an earlier place of their image are left out.
+    """
     table = np.zeros((batch, PLACES, len(images[0][0])), np.int32)
+    late = [rounds_from(begin, image, steps) for image in images]
     first = max(0, (len(images) - batch) // 2)
-    typical = sorted(images, key=len)[first : first + batch]
+    typical = sorted(late, key=len)[first : first + batch]
     for of_image, its_rounds in zip(table, itertools.cycle(typical)):
         place = 0
         for kept in itertools.cycle(its_rounds):
@@ -101,6 +106,16 @@ def table_of(images: list[list[list[int]]], batch: int, steps: int) -> np.ndarra
             of_image[place] = np.minimum(kept, steps)
             place += whole(of_image[place], steps) + 1
     return table
+
+
+def rounds_from(begin: int, its_rounds: list[list[int]], steps: int) -> list[list[int]]:
+    """Returns the rounds of an image that began at this place or later."""
+    place, found = 1, []  # the first token is not drafted
+    for kept in its_rounds:
+        if place >= begin:
+            found.append(kept)
+        place += int(whole(np.minimum(kept, steps), steps)) + 1
+    return found
 
 
 def chains_of(table: Any, rows: int, steps: int, window: int) -> np.ndarray:

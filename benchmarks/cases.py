@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from accepted import Run, calls_of, chains_of, recorded, replaying, run_of, table_of, way_name
+from accepted import LATE, Run, calls_of, chains_of, recorded, replaying, run_of, table_of, way_name
 from toy import narrow
 
 import cspd_jax
@@ -87,6 +87,7 @@ class Case:
     trips: of the loops that end when the data say so, by depth.
     named: trips of those in a `jax.named_scope`; of a condition, the share of rounds in which it is true.
     facts: of the output, what is only known then; `tokens` among it replaces those above.
+    device_loops: whether the device runs the loops by itself.
     """
 
     about: dict[str, Any]
@@ -97,6 +98,7 @@ class Case:
     trips: tuple[float, ...] = ()
     named: Mapping[str, float] = dataclasses.field(default_factory=dict)
     facts: Callable[[Any], dict[str, Any]] = lambda out: {}
+    device_loops: bool = False
 
     def lowered(self, sharding: jax.sharding.Sharding | None = None) -> jax.stages.Lowered:
         """Traces the program for shapes and types in place of arrays."""
@@ -113,6 +115,18 @@ def about(model: str, method: str, options: str = "", **more: Any) -> dict[str, 
     """Returns the identity of a row."""
     same = {"model": model, "dtype": "bfloat16", "batch": 1, "guided": False}
     return {**same, "method": method, "options": options, **more}
+
+
+def by_the_device(case: Case) -> Case:
+    """Makes the device run the loops of a case."""
+    options = ", ".join(filter(None, (case.about["options"], "device loops")))
+    return dataclasses.replace(case, about=case.about | {"options": options}, device_loops=True)
+
+
+def by_the_host(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the identity of the row of the same program, whose loops the host runs."""
+    words = [word for word in about["options"].split(", ") if word != "device loops"]
+    return {**about, "options": ", ".join(words)}
 
 
 def random_params(config: Any, dtype: str) -> Any:
@@ -155,12 +169,13 @@ class Replayed:
 
 def image_case(
     name: str, scale: Scale, window: int | None = None, gamma: int = 0, batch: int = 1, guided: bool = False,
-    dtype: str = "bfloat16", steps: int = 100, coupled: bool = False,
+    dtype: str = "bfloat16", steps: int = 100, coupled: bool = False, early: bool = False,
 ) -> Case:  # fmt: skip
     """Makes tokens of an image whose first 3/8 are known, by AR steps or by rounds of self-speculation.
 
     window: M of the chains; None is plain.
     gamma: groups drafted ahead; 0 is none. coupled: what lies behind a rejected draft is kept.
+    early: rounds accept what those at an image's first places did, which is less.
     """
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}
     config = scale.of(presets[name])
@@ -182,7 +197,7 @@ def image_case(
         sizes = packed_sizes(rows, drafts * (1 + guided))
         run = Run(0, tokens, calls_of(chains, np.full(rows, noisy), sizes))
     if gamma:
-        blocks = table_of(found["rounds"][way_name(gamma, coupled)], batch, noisy)
+        blocks = table_of(found["rounds"][way_name(gamma, coupled)], batch, noisy, 0 if early else LATE)
         run = run_of(blocks, chains, scale.tokens, sizes, coupled)
         tokens, trips = run.tokens, (float(run.rounds),)
     network = kind_of(config).network(config, jnp.dtype(dtype))
@@ -192,7 +207,10 @@ def image_case(
         return params, keys, jnp.zeros(batch, jnp.int32), *jax.tree.map(jnp.asarray, (chains, blocks))
 
     words = (
-        [way_name(gamma, coupled)] * bool(gamma) + [f"M {window}"] * bool(window) + [respacing] * (not of_mar)
+        [way_name(gamma, coupled)] * bool(gamma)
+        + [f"M {window}"] * bool(window)
+        + [respacing] * (not of_mar)
+        + ["early places"] * early
     )
     names = {(False, False): "plain", (True, False): "chains", (True, True): "self+chains"}
     row = about(

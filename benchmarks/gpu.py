@@ -7,10 +7,11 @@
     python benchmarks/gpu.py --pages            # puts it into README.md and docs/benchmarks.md
 
 It runs from a checkout; nothing of ours need be installed. Rows are written one by one, the most important
-first: versions and the device's own speed; whether every method gives on it what it gives on a CPU in the
-same process; MAR-B beside PyTorch's loop; a profile; other precisions, sizes and models. Whatever fails, or
-is not compiled in two minutes, is one line and costs no later row. Programs of a group are compiled in
-threads side by side and then timed one after the other.
+first: MAR-B whose loops the device runs, or the host; PyTorch's loops; other windows, batches, sizes and
+models, by the device's loops if they were right and faster; the device's own speed; whether every method
+gives on it what it gives on a CPU in the same process. Whatever fails, or is not compiled in two minutes, is
+one line and costs no later row. The first group is a process of its own, as what it tries might end it.
+Programs of a group are compiled in threads side by side and then timed one after the other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,46 +32,74 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import gpu_checks
 import jax
 import kernels
+import numpy as np
 import torch_cases
-from cases import IDENTITY, Case, Scale, image_case, masked_case, text_cases, whole_case
+from cases import (
+    IDENTITY,
+    Case,
+    Scale,
+    by_the_device,
+    by_the_host,
+    image_case,
+    masked_case,
+    text_cases,
+    whole_case,
+)
 from pages import COUNTED, MEASURED, pages, rows_of, table
 from toy import Parser, begin, machine, results, say, write_results
+
+from cspd_jax import DEVICE_LOOPS
+from cspd_jax.measure import seconds_in_turns
 
 COMPILING = 120.0  # seconds that a program may take
 SLOWEST = 6.0  # seconds; after so many no further repetition of a row begins
 REPEATS = 5
 ON_A_CPU = ("whole images on a CPU", "MAR-B on a CPU", "SphereAR on a CPU")
-ALIKE = ("MAR-B, float32", "MAR-B, coupled drafts", "MAR-B, 8 images, drafts dropped", "MAR-H")
+FIRST = "MAR-B, loops of the host and of the device"
+EARLY = "MAR-B, early places"  # what version 0.6 measured
+ALIKE = (EARLY, "MAR-B, float32", "MAR-B, other windows", "MAR-H")
+ENDED = "the process ended"
+PROFILED = {"xla_enable_command_buffers_during_profiling": True}
 
 Makers = list[Callable[[], Any]]
 _POOL = concurrent.futures.ThreadPoolExecutor(32)
 
 
-def groups(scale: Scale) -> dict[str, Makers]:
-    """Lists groups of cases, the most important first; the programs of one are compiled together."""
-    image = lambda name, window=None, gamma=0, **more: lambda: image_case(name, scale, window, gamma, **more)
+def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
+    """Lists groups of cases, the most important first; the programs of one are compiled together.
+
+    device_loops: of our programs behind the first group.
+    """
+    device = lambda make: lambda: by_the_device(make())
+    chosen = device if device_loops else lambda make: make
+    host = lambda name, window=None, gamma=0, **more: lambda: image_case(name, scale, window, gamma, **more)
+    image = lambda *way, **more: chosen(host(*way, **more))
     torch = lambda name, how, **more: lambda: torch_cases.mar_case(name, how, scale, **more)
-    text = lambda number: lambda: text_cases(scale)[number]
-    masked = lambda *way: lambda: masked_case(scale, *way)
+    text = lambda number: chosen(lambda: text_cases(scale)[number])
+    masked = lambda *way: chosen(lambda: masked_case(scale, *way))
     full, guided, side = {"dtype": "float32"}, {"guided": True}, {"batch": 8}
-    plain_and_both = lambda name: [image(name), image(name, 32, 8)]
     sphere = lambda name, steps, *windows, **more: [
         image(name, window, steps=steps, **more) for window in (None, *windows)
     ]
-    ways = ((), (32,), (16, 4), (32, 8))
+    both = [host("mar-base", *way) for way in ((16, 4), (32,))]
     return {
-        "MAR-B, one image, bfloat16": [image("mar-base", *way) for way in ways],
+        FIRST: [*both, *map(device, both), host("mar-base")],
         "MAR-B in PyTorch": [torch("mar-base", how) for how in ("eager", "graph")],
-        "MAR-B, float32": [image("mar-base", *way, **full) for way in ((), (32,), (16, 4))],
-        "MAR-B, guidance": [image("mar-base", *way, **guided) for way in ((), (32, 8))],
-        "MAR-B in PyTorch, guidance": [torch("mar-base", "graph", **guided)],
-        "MAR-B, coupled drafts": [image("mar-base", 32, gamma, coupled=True) for gamma in (16, 24)],
-        "MAR-B, 8 images": [image("mar-base", **side), image("mar-base", 16, 4, **side, coupled=True)],
+        "MAR-B, other windows": [image("mar-base", 32, gamma) for gamma in (4, 8)],
+        "MAR-B, 8 images": [
+            image("mar-base", **side), image("mar-base", 16, 4, **side), image("mar-base", 16, 2, **side)
+        ],
         "MAR-B in PyTorch, 8 images": [torch("mar-base", "graph", **side)],
-        "MAR-B, 8 images, drafts dropped": [image("mar-base", *way, **side) for way in ((16,), (16, 4))],
-        "text, Pythia-1.4B's sizes": [text(0), text(1), lambda: torch_cases.text_case(scale)],
+        "MAR-B, guidance": [image("mar-base", *way, **guided) for way in ((), (16, 4))],
+        "MAR-B in PyTorch, guidance": [torch("mar-base", "graph", **guided)],
         "SphereAR-B": sphere("sphere-b", 100, 32),
-        "MAR-H": [*plain_and_both("mar-huge"), torch("mar-huge", "graph")],
+        "MAR-H": [image("mar-huge"), image("mar-huge", 16, 4), torch("mar-huge", "graph")],
+        "text, Pythia-1.4B's sizes": [text(0), text(1), lambda: torch_cases.text_case(scale)],
+        EARLY: [host("mar-base", *way, early=True) for way in ((16, 4), (32, 8))],
+        "MAR-B, float32": [image("mar-base", *way, **full) for way in ((), (32,), (16, 4))],
+        "MAR-B, coupled drafts": [
+            image("mar-base", 32, 16, coupled=True), image("mar-base", 16, 4, **side, coupled=True)
+        ],
         "masked text, LLaDA-8B": [
             masked(None, False, False), masked(None, True, False), masked(None, False, True), masked(16)
         ],
@@ -97,10 +127,15 @@ class Run:
     def over(self) -> bool:
         return time.monotonic() > self.end
 
-    def there(self, about: dict[str, Any]) -> bool:
-        """Says whether there is such a row of this device; those that failed are tried again."""
+    def row(self, about: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns such a row of this device, if there is one that did not fail: others are tried again."""
         wanted = (about | self.here).items()
-        return any(not row.get("error") and wanted <= row.items() for row in self.rows)
+        return next((row for row in self.rows if not row.get("error") and wanted <= row.items()), None)
+
+    def ended(self, about: dict[str, Any]) -> bool:
+        """Says whether such a row ended the process that made it."""
+        wanted = (about | self.here | {"error": ENDED}).items()
+        return any(wanted <= row.items() for row in self.rows)
 
     def add(self, row: dict[str, Any]) -> None:
         row = row | self.here
@@ -121,32 +156,55 @@ class Run:
 
     def once(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
         """Adds a row that is not a time of a case, such as the device's own speed."""
-        if not (self.over or self.there({"what": name})):
+        if not (self.over or self.row({"what": name})):
             with self.trying({"what": name}):
                 self.add({"what": name} | make())
 
 
-def compiling(lower: Callable[[], Any]) -> Callable[[], Any]:
+def compiling(lower: Callable[[], Any], device_loops: bool = False) -> Callable[[], Any]:
     """Traces here, as replaying patches modules, and compiles in a thread; the result, or an error, is asked
     for later."""
+
+    def compile(lowered: Any) -> Any:
+        asked = DEVICE_LOOPS if device_loops else {}
+        try:
+            return lowered.compile(compiler_options=asked | PROFILED)
+        except jax.errors.JaxRuntimeError as error:
+            if next(iter(PROFILED)) not in str(error):
+                raise
+            return lowered.compile(compiler_options=asked)
+
     try:
-        future = _POOL.submit(lower().compile)
+        future = _POOL.submit(compile, lower())
     except Exception as error:
         future = concurrent.futures.Future()
         future.set_exception(error)
     return lambda: future.result(COMPILING)
 
 
-def measure(run: Run, title: str, makers: Makers) -> Callable[[], Any] | None:
-    """Compiles and times the cases of a group; returns the last of our programs."""
-    cases, last = [], None
+def cases_of(run: Run, title: str, makers: Makers, but_ended: bool) -> list[Any]:
+    """Makes the cases of a group whose rows are missing, and those that they are to be compared with."""
+    cases = []
     for make in makers:
         with run.trying({"what": f"making {title}"}):
-            case = make()
-            if not run.there(case.about) and torch_cases.can_run(case):
-                cases.append(case)
+            cases.append(make())
+    wanted = [case for case in cases if not run.row(case.about) and torch_cases.can_run(case)]
+    wanted = [case for case in wanted if not (but_ended and run.ended(case.about))]
+    others = [by_the_host(case.about) for case in wanted if getattr(case, "device_loops", False)]
+    return [case for case in cases if case.about in [*others, *(case.about for case in wanted)]]
+
+
+def measure(run: Run, title: str, makers: Makers, but_ended: bool = False) -> Callable[[], Any] | None:
+    """Compiles and times the cases of a group; returns the last of our programs.
+
+    but_ended: rows that ended a process are not tried again.
+    """
+    cases = cases_of(run, title, makers, but_ended)
+    seen: list[tuple[dict[str, Any], Any]] = []
+    last = None
     say(f"{title}: {len(cases)} rows, {max(0.0, run.end - time.monotonic()):.0f} s left")
-    programs = {id(case): compiling(case.lowered) for case in cases if isinstance(case, Case)}
+    ours = [case for case in cases if isinstance(case, Case)]
+    programs = {id(case): compiling(case.lowered, case.device_loops) for case in ours}
     for case in cases:
         if run.over:
             say("out of time: the same command goes on")
@@ -155,31 +213,73 @@ def measure(run: Run, title: str, makers: Makers) -> Callable[[], Any] | None:
             if isinstance(case, Case):
                 program, args = programs[id(case)](), case.real_args()
                 call = last = lambda program=program, args=args: jax.block_until_ready(program(*args))
+                if case.device_loops:
+                    run.add(case.about | {"error": ENDED})  # until it has not
             else:
                 call = case.prepare()
-            facts = {"tokens": case.tokens} | case.facts(call())
-            run.add(case.about | timed(call, facts["tokens"]) | facts)
+            call()  # an earlier XLA failed when the loops of a device ran for the second time
+            out = call()
+            facts = {"tokens": case.tokens} | case.facts(out)
+            row = case.about | timed(call, facts["tokens"]) | facts
+            if isinstance(case, Case):
+                row |= as_by_the_host(case, out, seen)
+            run.add(row)
     return last
+
+
+def as_by_the_host(case: Case, out: Any, seen: list[tuple[dict[str, Any], Any]]) -> dict[str, float]:
+    """Says how far apart tokens are that the loops of the device and of the host made.
+
+    seen: what the programs before this one made, to which it is added.
+    """
+    tokens = np.asarray(jax.tree.leaves(out)[0], np.float32)
+    same = by_the_host(case.about)
+    apart = [float(np.max(np.abs(tokens - other))) for about, other in seen if about == same]
+    seen.append((case.about, tokens))
+    return {"apart_from_host_loops": apart[0]} if case.device_loops and apart else {}
+
+
+def device_loops_pay(run: Run) -> bool:
+    """Says whether the loops of the device were right and faster wherever they were tried."""
+    found = [row for row in run.rows if "apart_from_host_loops" in row and run.here.items() <= row.items()]
+    faster = [row["seconds"] < (run.row(by_the_host(_about(row))) or row)["seconds"] for row in found]
+    return bool(found) and all(faster) and all(row["apart_from_host_loops"] < 1e-2 for row in found)
+
+
+def _about(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in IDENTITY}
+
+
+def measure_apart(run: Run, title: str) -> None:
+    """Measures a group in a process of its own, which may end before it has all rows; then another one goes
+    on."""
+    command = [sys.executable, __file__, "--file", str(run.file), "--only", title]
+    more: list[str] = []
+    while not run.over:
+        left = (run.end - time.monotonic()) / 60
+        done = subprocess.run([*command, "--minutes", f"{left:.2f}", *more], check=False)
+        run.rows = results(run.file)
+        if not done.returncode:
+            return
+        say(f"the process ended with {done.returncode}")
+        more = ["--but-ended"]
 
 
 def timed(call: Callable[[], Any], tokens: float) -> dict[str, Any]:
     """Returns median seconds per token of several runs."""
-    seconds: list[float] = []
-    while len(seconds) < REPEATS and sum(seconds) < SLOWEST:
-        start = time.perf_counter()
-        call()
-        seconds.append((time.perf_counter() - start) / tokens)
+    seconds = [taken / tokens for taken in seconds_in_turns({"": call}, REPEATS, SLOWEST)[""]]
     return {"seconds": statistics.median(seconds), "fastest": min(seconds), "slowest": max(seconds)}
 
 
 def count(run: Run, makers: Makers) -> None:
     """Compiles the cases of a group for an H100, and adds what their kernels come to."""
     h100 = kernels.h100()
-    for case in (make() for make in makers):
-        if isinstance(case, Case) and not run.there(case.about):
+    ours = [case for case in (make() for make in makers) if isinstance(case, Case)]
+    for case in [*ours, *(by_the_device(case) for case in ours if case.trips and not case.device_loops)]:
+        if not run.row(case.about):
             with run.trying(case.about):
-                text = case.lowered(h100).compile().as_text()
-                found = kernels.count_launches(text, case.trips, case.named)
+                program = kernels.compiled(case.lowered(h100), case.device_loops)
+                found = kernels.count_launches(program, case.trips, case.named)
                 run.add({
                     **case.about, "seconds": found.seconds / case.tokens,
                     "kernels": found.kernels / case.tokens, "host_reads": found.reads / case.tokens,
@@ -192,6 +292,7 @@ def make_parser() -> Parser:
     parser.add_argument("--minutes", type=float, default=7.0, help="after which no further row begins (7)")
     parser.add_argument("--file", type=Path, help="that rows are added to (among results/)")
     parser.add_argument("--only", nargs="+", choices=groups(Scale()), metavar="GROUP", help="by name")
+    parser.add_argument("--but-ended", action="store_true", help="leave out rows that ended a process")
     parser.add_argument("--count", action="store_true")
     parser.add_argument("--pages", action="store_true")
     return parser
@@ -210,23 +311,39 @@ def main() -> None:
     else:
         run = Run(file, args.minutes, args.toy, jax.devices()[0].device_kind)
         say(f"measuring on {run.here['device']} with jax {run.here['jax']}")
-        if not args.only:
-            run.once("machine", lambda: machine() | torch_cases.versions())
-            run.once("device", lambda: gpu_checks.speeds(args.toy))
-            gpu_checks.does_it_run(run, compiling, args.toy)
-        for title, makers in chosen(args).items():
-            last = None if run.over else measure(run, title, makers)
-            if last is not None and not args.only:  # of the first group: both levels
-                run.once("profile", lambda last=last: gpu_checks.profile(last))
+        if args.only:
+            for title, makers in chosen(args).items():
+                measure(run, title, makers, args.but_ended)
+        else:
+            measure_all(run, args)
         print(table(rows_of(file), rows_of(COUNTED)))
 
 
-def chosen(args: Any) -> dict[str, Makers]:
+def measure_all(run: Run, args: Any) -> None:
+    """Measures all that a device is asked, the most important first."""
+    run.once("machine", lambda: machine() | torch_cases.versions())
+    if args.toy:
+        measure(run, FIRST, chosen(args)[FIRST])
+    else:
+        measure_apart(run, FIRST)
+    device_loops = device_loops_pay(run)
+    for title, makers in chosen(args, device_loops).items():
+        last = None if run.over or title == FIRST else measure(run, title, makers)
+        if last is not None:  # of the first group of ours
+            run.once("profile", lambda last=last: gpu_checks.profile(last))
+    run.once("device", lambda: gpu_checks.speeds(args.toy))
+    gpu_checks.does_it_run(run, compiling, args.toy)
+
+
+def chosen(args: Any, device_loops: bool = False) -> dict[str, Makers]:
     """Returns the groups that are asked for: without names, all but those for a CPU. A toy has of each kind
     one or two, and of those that differ in numbers alone none."""
-    every = groups(Scale(args.toy))
+    every = groups(Scale(args.toy), device_loops)
     found = {name: every[name] for name in args.only or [n for n in every if args.toy or n not in ON_A_CPU]}
-    return {name: makers[-2:] for name, makers in found.items() if name not in ALIKE} if args.toy else found
+    if not args.toy:
+        return found
+    few = {name: makers[-2:] for name, makers in found.items() if name not in ALIKE}
+    return few | {FIRST: every[FIRST][1:4:2]}  # chains, by the loops of the host and of the device
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def does_it_run(run: Any, compiling: Callable, toy: bool) -> None:
     for make in (image_checks, text_checks):
         with run.trying({"what": f"making {make.__name__}"}):
             checks |= {check.name: check for check in make(toy)}
-    wanted = [check for check in checks.values() if not run.there(check.about)]
+    wanted = [check for check in checks.values() if not run.row(check.about)]
 
     @functools.cache
     def program(name: str, where: str) -> Callable[[], Any]:

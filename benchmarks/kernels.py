@@ -1,8 +1,9 @@
 """Kernels of a program that is compiled for an H100, on a machine without one, and a model of their time.
 
 XLA's own GPU pipeline compiles (without autotuning); the kernels of every loop are added up, trips included.
-What is modelled gives each kernel the longest of a launch, its bytes and its products, and each look of the
-host at a loop's condition a fixed time. It needs, in the version of jax that is installed,
+What is modelled gives each kernel a launch and its bytes or its products, whichever takes longer, and each
+look of the host at a condition a fixed time. A loop or condition in a command buffer is not looked at: the
+device sets what comes next, by one more kernel. It needs, in the version of jax that is installed,
 
     pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
 """
@@ -13,17 +14,23 @@ import functools
 import math
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 
-# What the model of an H100's time assumes.
-LAUNCH = 2.5e-6  # seconds: the least that a kernel of a stream takes
-HOST_READ = 15e-6  # seconds: the host waits for a loop's condition and goes on
+from cspd_jax import DEVICE_LOOPS
+
+# What the model of an H100's time assumes: fitted to four rows that an H200 measured (gpu.json).
+LAUNCH = 1.15e-6  # seconds that each kernel takes besides its bytes and products
+ROOF = 1.2  # a kernel takes so many times what its bytes or products would take alone
+HOST_READ = 50e-6  # seconds: the host waits for a condition and goes on
 BYTES = 3.0e12  # a second
-# A second; products of float32 are of TensorFloat32, unless they are asked for in full.
-BFLOAT16, FLOAT32, FULL_FLOAT32 = 700e12, 400e12, 50e12
+# Operations a second; products of float32 are of TensorFloat32, unless they are asked for in full.
+BFLOAT16, FLOAT32, FULL_FLOAT32 = 700e12, 357e12, 52e12
+THREE_PRODUCTS = FLOAT32 / 3
 
 NO_KERNELS = {
     "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "optimization-barrier",
@@ -32,13 +39,15 @@ NO_KERNELS = {
 }  # fmt: skip
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 SCOPE = r'op_name="(?:[^"]*/)?(\w+)/%s'
+THUNK = re.compile(r"^( *)(\d+): (k\w+)")
+THUNK_NAME = re.compile(r'profile_annotation: "([^"]*)"\s+thunk_id: (\d+)\s')
 SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 
 
 class Launches(NamedTuple):
     """Adds up what is launched one after the other.
 
-    kernels, and reads of loop conditions by the host. bytes: moved. computing: seconds that matrix products
+    kernels, and reads of conditions by the host. bytes: moved. computing: seconds that matrix products
     take at the device's peak. seconds: modelled.
     """
 
@@ -54,13 +63,14 @@ class Launches(NamedTuple):
     def shares(self) -> dict[str, float]:
         """Returns the shares of the modelled time that each limit of the device alone would take."""
         alone = {
-            "launches": self.kernels * LAUNCH, "bytes": self.bytes / BYTES, "products": self.computing,
-            "host": self.reads * HOST_READ,
+            "launches": self.kernels * LAUNCH, "bytes": ROOF * self.bytes / BYTES,
+            "products": ROOF * self.computing, "host": self.reads * HOST_READ,
         }  # fmt: skip
         return {name: seconds / self.seconds for name, seconds in alone.items()}
 
 
 READ = Launches(reads=1, seconds=HOST_READ)
+SET = Launches(kernels=1, seconds=LAUNCH)  # the device sets what comes next in a command buffer
 
 
 class Instruction(NamedTuple):
@@ -95,14 +105,56 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
     return found, entry
 
 
-def count_launches(text: str, trips: Sequence[float], named: Mapping[str, float]) -> Launches:
+class Program(NamedTuple):
+    """A compiled module.
+
+    text: of its instructions.
+    captured: loops and conditions that are in command buffers.
+    """
+
+    text: str
+    captured: frozenset[str] = frozenset()
+
+
+def compiled(lowered: Any, device_loops: bool) -> Program:
+    """Compiles a program; XLA says in files which of its parts are command buffers."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked: dict[str, Any] = dict(DEVICE_LOOPS) if device_loops else {}
+        asked |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        text = lowered.compile(compiler_options=asked).as_text()
+        return Program(text, captured_in(Path(folder)))
+
+
+def captured_in(folder: Path) -> frozenset[str]:
+    """Returns the names of the loops and conditions that are inside a command buffer."""
+    names, found = {}, set()
+    for file in folder.glob("*.thunk_metadata.txt"):
+        for name, number in THUNK_NAME.findall(file.read_text()):
+            names[int(number)] = name
+    for file in folder.glob("*.thunk_sequence_after_thunk_passes.txt"):
+        buffer = None  # how far the command buffer that we are in is indented
+        for line in file.read_text().splitlines():
+            if not (parts := THUNK.match(line)):
+                continue
+            depth = len(parts[1])
+            if buffer is not None and depth <= buffer:
+                buffer = None
+            if parts[3] == "kCommandBuffer":
+                buffer = depth if buffer is None else buffer
+            elif buffer is not None and parts[3] in ("kWhile", "kConditional"):
+                found.add(names[int(parts[2])])
+    return frozenset(found)
+
+
+def count_launches(program: Program, trips: Sequence[float], named: Mapping[str, float]) -> Launches:
     """Counts what one run of a compiled module launches.
 
     trips: of the loops whose number of trips the compiler does not know, by depth: on average, for each time
         that such a loop begins.
     named: the trips of a loop in such a `jax.named_scope`; how often a condition in one is true.
     """
-    modules, entry = computations(text)
+    modules, entry = computations(program.text)
+    asked = lambda at: SET if at.name in program.captured else READ
 
     @functools.cache
     def of(name: str, depth: int) -> Launches:
@@ -112,20 +164,22 @@ def count_launches(text: str, trips: Sequence[float], named: Mapping[str, float]
                 body, condition = (at.attribute(rf"{part}=%?([\w.\-]+)") for part in ("body", "condition"))
                 if known := at.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
                     total = total.and_then(of(body, depth), int(known))
+                    if at.name in program.captured:
+                        total = total.and_then(of(condition, depth).and_then(SET), int(known) + 1)
                     continue
                 if (scope := at.attribute(SCOPE % "while")) in named:
                     times = named[scope]
                 else:  # under vmap a residual is drawn again, hardly ever
                     times = 0.0 if "/vmap()/" in at.attribute(r'op_name="([^"]*)"') else trips[depth]
                 total = total.and_then(of(body, depth + 1), times)
-                total = total.and_then(of(condition, depth + 1).and_then(READ), times + 1)
+                total = total.and_then(of(condition, depth + 1).and_then(asked(at)), times + 1)
             elif at.op in ("call", "async-start"):
                 if target := at.attribute(r"(?:to_apply|calls)=%?([\w.\-]+)"):
                     total = total.and_then(of(target, depth))
             elif at.op == "conditional":
                 names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", at.rest)
                 names += re.findall(r"%?([\w.\-]+)", at.attribute(r"branch_computations=\{([^}]*)\}"))
-                total = total.and_then(READ)
+                total = total.and_then(asked(at))
                 for share, branch in shares_of(at, [of(n, depth) for n in dict.fromkeys(names)], named):
                     total = total.and_then(branch, share)
             elif at.op not in NO_KERNELS:
@@ -149,7 +203,7 @@ def shares_of(
 
 
 def kernel(at: Instruction, called: list[Instruction], results: Mapping[str, str]) -> Launches:
-    """Counts one kernel, which takes the longest of its launch, its bytes and its products.
+    """Counts one kernel, which takes a launch, and its bytes or its products.
 
     called: what is fused in it. results: types by name, of what is around it.
     """
@@ -165,7 +219,7 @@ def kernel(at: Instruction, called: list[Instruction], results: Mapping[str, str
             moved = min(moved, sum(bytes_of(inner.get(i.operands[1], "")) for i in users))
         moved += size
     computing = sum(product_seconds(i, inner) for i in called) + product_seconds(at, results)
-    return Launches(1, 0, moved, computing, max(LAUNCH, moved / BYTES, computing))
+    return Launches(1, 0, moved, computing, LAUNCH + ROOF * max(moved / BYTES, computing))
 
 
 def product_seconds(at: Instruction, results: Mapping[str, str]) -> float:
@@ -178,8 +232,9 @@ def product_seconds(at: Instruction, results: Mapping[str, str]) -> float:
     dims = [int(n) for n in re.findall(r"\d+", contracted)]
     _, result = SHAPE.findall(at.result)[0]
     operations = 2.0 * _numbers(result) * math.prod(sizes[d] for d in dims if d < len(sizes))
-    full = FULL_FLOAT32 if "operand_precision={highest" in at.rest else FLOAT32
-    return operations / (BFLOAT16 if left.startswith("bf16") else full)
+    rates = {"operand_precision={highest": FULL_FLOAT32, "dot_tf32_tf32_f32_x3": THREE_PRODUCTS}
+    asked = [rate for words, rate in rates.items() if words in at.rest]
+    return operations / (BFLOAT16 if left.startswith("bf16") else min([FLOAT32, *asked]))
 
 
 def bytes_of(shapes: str) -> int:
@@ -204,6 +259,7 @@ gpu_device_info {
   memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
   device_memory_size: 84978434048 shared_memory_per_block_optin: 232448
   cuda_compute_capability { major: 9 minor: 0 }
+  driver_version: "12.9.0" runtime_version: "12.9.0"
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
 }
 platform_name: "CUDA"

@@ -14,6 +14,7 @@ if (_ROOT / "converters" / "source.py").is_file() and not (_ROOT / "cspd_jax" / 
 
 if TYPE_CHECKING:
     from cspd_jax import image, masked, parallel, text
+    from cspd_jax._utils.compilation import DEVICE_LOOPS, device_loops
     from cspd_jax.check import UserError
     from cspd_jax.hub import load
     from cspd_jax.image.chain import ChainSpeculation
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # Loaded when first used, so that the command line answers at once.
 _WHERE = {
     "ChainSpeculation": "image.chain",
+    "DEVICE_LOOPS": "_utils.compilation",
     "DraftSpeculation": "image.methods",
     "Known": "image.known",
     "Options": "image.options",
@@ -41,6 +43,7 @@ _WHERE = {
     "SelfSpeculation": "image.methods",
     "UserError": "check",
     "citation": "reports.citation",
+    "device_loops": "_utils.compilation",
     "fastest": "image.comparison",
     "generate": "image.generation",
     "load": "hub",
@@ -52,6 +55,7 @@ _WHERE = {
 _SUBPACKAGES = ("image", "masked", "parallel", "text")
 
 __all__ = [
+    "DEVICE_LOOPS",
     "ChainSpeculation",
     "DraftSpeculation",
     "Known",
@@ -63,6 +67,7 @@ __all__ = [
     "UserError",
     "__version__",
     "citation",
+    "device_loops",
     "fastest",
     "generate",
     "image",

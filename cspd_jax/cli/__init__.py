@@ -65,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         first = make_parser().parse_args(argv)
         module, parser = parser_of(first.command)
         args = parser.parse_args(first.arguments)
+        if getattr(args, "device_loops", False):
+            from cspd_jax._utils.compilation import device_loops
+
+            device_loops(True)
         if first.distributed is not None:
             _join(first.distributed)
         module.run(args)

@@ -69,6 +69,14 @@ def add_common(group: Any, *dtypes: str) -> None:
     group.add_argument("--seed", type=int, default=0, help="row i depends on the seed and i (default: 0)")
     group.add_argument("--mesh", metavar="SIZES", help="of axes, as data=4,model=2 (default: all on data)")
     group.add_argument("--dtype", choices=("float32", "bfloat16", *dtypes), default="float32")
+    group.add_argument(
+        "--device-loops",
+        type=bool,
+        metavar="on|off",
+        default=False,
+        help="on a GPU: it runs the loops itself and the host does not read their conditions; the same is"
+        " drawn, and no GPU has been measured with it yet (off)",
+    )
     group.add_argument("--json", action="store_true", help="print one JSON object")
 
 

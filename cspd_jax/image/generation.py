@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError, check_draft
 from cspd_jax.diffusion.flow import is_flow, of_kind
@@ -280,7 +281,7 @@ def _run(model: ImageModel, method: Method, keys: Array, labels: Any, options: O
     return _on_mesh(by_row, shared, network=model.network, method=method, mesh=mesh)
 
 
-@functools.partial(jax.jit, static_argnames=("network", "method", "mesh"))
+@functools.partial(outermost_jit, static_argnames=("network", "method", "mesh"))
 def _on_mesh(by_row: Any, shared: Any, *, network: TokenModel, method: Any, mesh: Mesh) -> tuple[Array, Info]:
     def by_group(by_row: Any, shared: Any) -> tuple[Array, Info]:
         params, of_draft, options = shared

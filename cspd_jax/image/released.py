@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.coupling.acceptance import log_residual_acceptance, uniform
 from cspd_jax.coupling.residual import log_ratio
 from cspd_jax.diffusion.chain import sample_path
@@ -303,7 +304,7 @@ class Inputs(NamedTuple):
     recorded: Recorded | None
 
 
-@functools.partial(jax.jit, static_argnames=("network", "runner"))
+@functools.partial(outermost_jit, static_argnames=("network", "runner"))
 def sample(
     network: TokenModel,
     params: Any,

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
 from cspd_jax.coupling.draft_length import best_draft_length
 from cspd_jax.diffusion.chain import Chains, Start, path_law_calls, path_laws, sample_path
@@ -135,7 +136,7 @@ class Request(NamedTuple):
 # The loop.
 
 
-@functools.partial(jax.jit, static_argnames=_STATIC)
+@functools.partial(outermost_jit, static_argnames=_STATIC)
 def sample(
     network: TokenModel,
     params: Any,
@@ -244,7 +245,8 @@ def output(inputs: Inputs, state: State, total: Counts) -> Made:
 
 
 _begin = jax.jit(begin, static_argnames=_STATIC)
-_run_rounds, _output, _final_tokens = jax.jit(run_rounds), jax.jit(output), jax.jit(final_tokens)
+_run_rounds = outermost_jit(run_rounds)
+_output, _final_tokens = jax.jit(output), jax.jit(final_tokens)
 
 
 # A round of the exact criterion.

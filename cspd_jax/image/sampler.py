@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.image.bound import BoundModel, bind, by_position, embed_time
 from cspd_jax.image.chain import speculate_chain
@@ -222,7 +223,7 @@ def in_segment(bound: BoundModel, segment: Segment) -> BoundModel:
     )
 
 
-@functools.partial(jax.jit, static_argnames=("network",))
+@functools.partial(outermost_jit, static_argnames=("network",))
 def sample(
     network: TokenModel,
     params: Any,
@@ -275,7 +276,7 @@ def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> 
 
 
 _bind = jax.jit(bind, static_argnames=("network",))
-_ar_steps = jax.jit(ar_steps, static_argnames=("segment",))
+_ar_steps = outermost_jit(ar_steps, static_argnames=("segment",))
 _output = jax.jit(output)
 
 

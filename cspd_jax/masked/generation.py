@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError
 from cspd_jax.info import Generated, Info
@@ -97,7 +98,7 @@ def generate(
     return _shown(inputs) if progress else run(inputs)
 
 
-@functools.partial(jax.jit, static_argnames="mesh")
+@functools.partial(outermost_jit, static_argnames="mesh")
 def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
     """Has each group of devices fill its own share of the rows."""
     canvas, way = inputs.canvas, inputs.way
@@ -142,7 +143,7 @@ def _outputs(inputs: Inputs) -> Iterator[Generated]:
         yield output(inputs, state)
 
 
-@jax.jit
+@outermost_jit
 def run(inputs: Inputs) -> Generated:
     """Takes all rounds or steps in one loop on the device."""
     more = lambda state: jnp.any(_unfinished(inputs, state))
@@ -160,7 +161,7 @@ def _unfinished(inputs: Inputs, state: Any) -> Array:
     return inputs.way.unfinished(inputs.canvas, state)
 
 
-@functools.partial(jax.jit, donate_argnames="cache")
+@functools.partial(outermost_jit, donate_argnames="cache")
 def _advance(inputs: Inputs, state: Any, cache: Any) -> State:
     """Takes a round, whose cache is written where the one before was, not beside it."""
     return inputs.way.advance(inputs.canvas, state._replace(cache=cache))

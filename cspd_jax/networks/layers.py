@@ -87,10 +87,10 @@ LayerNorm = functools.partial(Norm, "layer", 1e-6)  # LayerNorm(dtype=..., affin
 RMSNorm = functools.partial(Norm, "rms", 1e-6)
 
 
-def dense(features: int, name: str, dtype, precision=None) -> nn.Dense:
+def dense(features: int, name: str, dtype, product=None) -> nn.Dense:
     """Makes a Dense layer with MAR's initialisation (Xavier uniform, zero bias)."""
     initial = nn.initializers.xavier_uniform()
-    return nn.Dense(features, name=name, dtype=dtype, kernel_init=initial, precision=precision)
+    return nn.Dense(features, name=name, dtype=dtype, kernel_init=initial, dot_general=product)
 
 
 class Attention(nn.Module):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from cspd_jax import __version__
+from cspd_jax._utils.compilation import has_device_loops
 from cspd_jax.info import Calls, Info
 
 
@@ -94,4 +95,7 @@ def versions() -> dict[str, str]:
 def device() -> dict[str, Any]:
     """Says where it ran."""
     first = jax.devices()[0]
-    return {"platform": first.platform, "kind": first.device_kind, "count": jax.device_count()}
+    return {
+        "platform": first.platform, "kind": first.device_kind, "count": jax.device_count(),
+        "device_loops": has_device_loops(),
+    }  # fmt: skip

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError
 from cspd_jax.info import Exactness, Generated, Info, add
@@ -91,7 +92,7 @@ def generate(
     return _shown(inputs) if progress else run(inputs)
 
 
-@functools.partial(jax.jit, static_argnames="mesh")
+@functools.partial(outermost_jit, static_argnames="mesh")
 def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
     """Has each group of devices continue its own share of the prompts."""
     whole = {n: getattr(inputs, n) for n in ("params", "drafter_params", "stop_ids", "draft_cost")}
@@ -246,7 +247,7 @@ def _exactness(inputs: Inputs) -> Exactness:
     return Exactness(True, WHY[inputs.rule])
 
 
-@jax.jit
+@outermost_jit
 def run(inputs: Inputs) -> Generated:
     """Takes all rounds in one loop on the device."""
     unfinished = lambda state: ~jnp.all(state.done)
@@ -270,7 +271,7 @@ def advance(inputs: Inputs, state: TextState) -> TextState:
 _begin = jax.jit(begin)
 
 
-@functools.partial(jax.jit, donate_argnames="cache")
+@functools.partial(outermost_jit, donate_argnames="cache")
 def _advance(inputs: Inputs, state: TextState, cache: Any) -> TextState:
     """Takes a round, whose cache is written where the one before was, not beside it."""
     return advance(inputs, state._replace(cache=cache))

@@ -7,8 +7,9 @@ import pytest
 import text_models
 import token_hashes
 
-from cspd_jax import text
-from cspd_jax._utils import loops
+from cspd_jax import device_loops, text
+from cspd_jax._utils import compilation, loops
+from cspd_jax.networks.head import full_product
 
 
 def made():
@@ -25,13 +26,65 @@ def made():
 def test_the_form_of_an_accelerator_gives_the_same(monkeypatch, float64):
     usual, forms = made(), set()
 
-    def on_an_accelerator(*operands, cpu, default):
+    def on_an_accelerator(*operands, default, cpu=None, cuda=None):
+        if cuda is not None:  # products that a CPU refuses; `test_three_products_...` reads them
+            return default(*operands)
         forms.add(getattr(default, "__name__", "partial"))
         return default(*operands)
 
     monkeypatch.setattr(jax.lax, "platform_dependent", on_an_accelerator)
     chex.assert_trees_all_close(made(), usual, atol=1e-5)
     assert len(forms) >= 4, forms
+
+
+@pytest.fixture
+def by_the_device():
+    device_loops(True)
+    yield
+    device_loops(False)
+
+
+@compilation.outermost_jit
+def halved(x):
+    return jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
+
+
+def test_loops_of_the_device_are_asked_for_where_the_library_compiles(by_the_device, monkeypatch):
+    """By itself a program has the options, which a compiler may refuse; in another jit it has none."""
+    assert halved(8.0) == 1
+    assert jax.jit(lambda: halved(jnp.float32(8.0)))() == 1
+    assert jax.vmap(halved)(jnp.array([8.0, 3.0])).tolist() == [1, 0.75]
+    monkeypatch.setitem(compilation.DEVICE_LOOPS, "xla_gpu_enable_command_buffer", "WHILES")
+    refusing = compilation.outermost_jit(lambda x: x + 1)
+    with pytest.warns(match="loops stay with the host"):
+        assert refusing(1.0) == 2
+    assert not compilation.has_device_loops() and refusing(2.0) == 3
+
+
+def test_texts_are_the_same_by_the_loops_of_the_device(by_the_device, float64):
+    """The options reach the compiler, and what is drawn stays."""
+    model = text_models.model()
+    what = (model, text_models.params(model)), [[3, 5, 7]]
+    options = text.Options(max_new_tokens=4, stop_ids=())
+    made = text.generate(None, *what, options=options).tokens
+    device_loops(False)
+    chex.assert_trees_all_equal(made, text.generate(None, *what, options=options).tokens)
+
+
+def test_three_products_are_for_float32_on_cuda_alone():
+    """On a CPU a product is the full one, whose gradient is too."""
+    x, kernel = jnp.ones((2, 3)), jnp.ones((3, 4))
+    dimensions = (((1,), (0,)), ((), ()))
+    lowered = lambda dtype, platform: (
+        jax.jit(lambda x, kernel: full_product(x, kernel, dimensions))
+        .trace(x.astype(dtype), kernel.astype(dtype))
+        .lower(lowering_platforms=(platform,))
+        .as_text()
+    )
+    assert "num_primitive_operations = 3" in lowered("float32", "cuda")
+    assert "num_primitive_operations" not in lowered("float32", "cpu") + lowered("bfloat16", "cuda")
+    sums = jax.grad(lambda x: jnp.sum(full_product(x, kernel, dimensions)))(x)
+    chex.assert_trees_all_equal(sums, jnp.full((2, 3), 4.0))
 
 
 def test_a_packed_loop_is_a_loop():
