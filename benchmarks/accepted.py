@@ -1,6 +1,8 @@
-"""What is accepted: recorded of the embedded models, replayed by programs whose weights are random.
+"""What is accepted: recorded of the embedded models, replayed by programs whose weights
+are random.
 
-python benchmarks/accepted.py       # the rounds of self-speculation, anew; the rest is of version 0.6
+python benchmarks/accepted.py       # the rounds of self-speculation, anew; the rest is
+of version 0.6
 """
 
 from __future__ import annotations
@@ -26,19 +28,22 @@ from cspd_jax.image.generation import resolve
 RECORDED = Path(__file__).parent / "results" / "accepted.json"
 PLACES = 96  # of an image, that tables are made for
 IMAGES = 16
-LATE = 24  # of the 64 places of `default`: 3/8 of an image, behind which tokens are timed
+LATE = (
+    24  # of the 64 places of `default`: 3/8 of an image, behind which tokens are timed
+)
 way_name = lambda gamma, coupled: "coupled, " * coupled + f"gamma {gamma}"
 
 
 def recorded() -> dict[str, Any]:
     """Returns what is replayed.
 
-    chains: by model and window, [T, R]: drafts kept by a head call that began with so many steps left, less
-        one.
-    rounds: by way, of each image its rounds, of each the transitions kept of every drafted token.
+    chains: by model and window, [T, R]: drafts kept by a head call that began with so
+        many steps left, less one.
+    rounds: by way, of each image its rounds, of each the transitions kept of every
+        drafted token.
     text: the share of the embedded pair's drafts that are accepted.
-    masked: by way and batch, the rounds of 64 places of the embedded model, and the shares of them that read
-        a text anew (refresh) and that verify.
+    masked: by way and batch, the rounds of 64 places of the embedded model, and the
+        shares of them that read a text anew (refresh) and that verify.
     """
     return json.loads(RECORDED.read_text())
 
@@ -46,7 +51,8 @@ def recorded() -> dict[str, Any]:
 class Run(NamedTuple):
     """Says what a replayed run takes.
 
-    rounds: until every image has the tokens that are wanted. tokens: that an image has then. calls: of the
+    rounds: until every image has the tokens that are wanted. tokens: that an image has
+        then. calls: of the
     head in a round, by the number of chains that they are compiled for.
     """
 
@@ -56,20 +62,24 @@ class Run(NamedTuple):
 
 
 def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[int]]]:
-    """Makes images, and returns the transitions kept of each drafted token in the rounds of which all drafts
-    are inside the image."""
+    """Makes images, and returns the transitions kept of each drafted token in the
+    rounds of which all drafts are inside the image."""
     model, method = load(name, toy), cspd_jax.SelfSpeculation(gamma, coupled=coupled)
     options = resolve(model, method, cspd_jax.Options(**model.sampling), IMAGES)
     labels = jnp.arange(IMAGES) % model.config.num_classes
     way = method.speculation(model.config.seq_len)
     keys = cspd_jax.row_keys(jax.random.key(0), IMAGES)
-    inputs, state = rounds.begin(model.network, model.params, keys, labels, options, speculation=way)
+    inputs, state = rounds.begin(
+        model.network, model.params, keys, labels, options, speculation=way
+    )
 
     @jax.jit
     def run(state):
         drafted, _ = rounds.drafted_groups(inputs, state, 1)
         kept, _ = rounds.verify_paths(inputs, state, drafted, way.criterion.coins)
-        steps = jnp.where(kept.whole, inputs.steps, jnp.maximum(inputs.steps - 1 - kept.left, 0))
+        steps = jnp.where(
+            kept.whole, inputs.steps, jnp.maximum(inputs.steps - 1 - kept.left, 0)
+        )
         return steps[..., 0], rounds.run_round(inputs, state)[0]
 
     seen: list[list[list[int]]] = [[] for _ in range(IMAGES)]
@@ -88,9 +98,12 @@ def whole(kept: np.ndarray, steps: int) -> np.ndarray:
     return np.cumprod(kept == steps, axis=-1).sum(axis=-1)
 
 
-def table_of(images: list[list[list[int]]], batch: int, steps: int, begin: int = 0) -> np.ndarray:
-    """Returns the transitions kept of each draft by the place at which a round begins, [B, places, gamma], of
-    the images with the most typical numbers of rounds, whose rounds come again and again.
+def table_of(
+    images: list[list[list[int]]], batch: int, steps: int, begin: int = 0
+) -> np.ndarray:
+    """Returns the transitions kept of each draft by the place at which a round begins,
+    [B, places, gamma], of the images with the most typical numbers of rounds, whose
+    rounds come again and again.
 
     begin: rounds that began at an earlier place of their image are left out.
     """
@@ -119,34 +132,53 @@ def rounds_from(begin: int, its_rounds: list[list[int]], steps: int) -> list[lis
 
 
 def chains_of(table: Any, rows: int, steps: int, window: int) -> np.ndarray:
-    """Returns [T, rows] of so many chains side by side, whose slowest takes a typical number of calls."""
+    """Returns [T, rows] of so many chains side by side, whose slowest takes a typical
+    number of calls."""
     kept = np.minimum(np.asarray(table, np.int32)[-steps:], window - 1)
     kept = np.tile(kept, (1, -(-rows // kept.shape[1])))
     groups = [kept[:, i : i + rows] for i in range(0, kept.shape[1] - rows + 1, rows)]
-    slowest = [sum(calls_of(group, np.full(rows, len(group)), [rows]).values()) for group in groups]
+    slowest = [
+        sum(calls_of(group, np.full(rows, len(group)), [rows]).values())
+        for group in groups
+    ]
     return groups[int(np.argsort(slowest, kind="stable")[len(groups) // 2])]
 
 
 def calls_of(chains: np.ndarray, left: np.ndarray, sizes: list[int]) -> dict[int, int]:
-    """Counts the head calls until chains [T, R] with so many steps left are finished, by the number of chains
-    that they are compiled for."""
+    """Counts the head calls until chains [T, R] with so many steps left are finished,
+    by the number of chains that they are compiled for."""
     calls = dict.fromkeys(sizes, 0)
     while active := np.count_nonzero(left):
         calls[min(size for size in sizes if size >= active)] += 1
-        left = np.maximum(left - chains[np.maximum(left - 1, 0), np.arange(len(left))] - 1, 0)
+        left = np.maximum(
+            left - chains[np.maximum(left - 1, 0), np.arange(len(left))] - 1, 0
+        )
     return calls
 
 
-def run_of(blocks: np.ndarray, chains: np.ndarray, wanted: int, sizes: list[int], coupled: bool) -> Run:
+def run_of(
+    blocks: np.ndarray, chains: np.ndarray, wanted: int, sizes: list[int], coupled: bool
+) -> Run:
     """Counts what rounds take until every image has as many tokens as are wanted."""
     (images, places, gamma), steps = blocks.shape, len(chains)
-    made, calls, image, behind = np.zeros(images, int), dict.fromkeys(sizes, 0), np.arange(images), 1 + gamma
+    made, calls, image, behind = (
+        np.zeros(images, int),
+        dict.fromkeys(sizes, 0),
+        np.arange(images),
+        1 + gamma,
+    )
     for number in itertools.count():
         if np.all(made >= wanted):
-            return Run(number, float(made.mean()), {size: count / number for size, count in calls.items()})
+            return Run(
+                number,
+                float(made.mean()),
+                {size: count / number for size, count in calls.items()},
+            )
         kept = blocks[image, np.minimum(made, places - 1)]
         place = whole(kept, steps)[:, None] + np.arange(behind)
-        left = np.where(kept == steps, 0, steps - 1 - kept)[image[:, None], np.minimum(place, gamma - 1)]
+        left = np.where(kept == steps, 0, steps - 1 - kept)[
+            image[:, None], np.minimum(place, gamma - 1)
+        ]
         goes_on = (place < gamma) & (coupled | (np.arange(behind) == 0))
         left = np.where(goes_on, left, steps).reshape(-1)
         for size, count in calls_of(chains, left, sizes).items():
@@ -155,14 +187,23 @@ def run_of(blocks: np.ndarray, chains: np.ndarray, wanted: int, sizes: list[int]
 
 
 @contextlib.contextmanager
-def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0) -> Iterator[None]:
-    """Makes programs that are traced meanwhile accept what was recorded; they verify all the same.
+def replaying(
+    chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0
+) -> Iterator[None]:
+    """Makes programs that are traced meanwhile accept what was recorded; they verify
+    all the same.
 
     chains: [T, R], as `recorded` has them.
     blocks: [B, places, gamma], of rounds that begin so many tokens behind `first`.
     """
-    steps, paths, transitions = speculation.verify_steps, rounds.verify_paths, rounds.verify_transitions
-    unless_negative = lambda recorded, own: jnp.where(recorded < 0, own, recorded)  # the compiler cannot know
+    steps, paths, transitions = (
+        speculation.verify_steps,
+        rounds.verify_paths,
+        rounds.verify_transitions,
+    )
+    unless_negative = lambda recorded, own: jnp.where(
+        recorded < 0, own, recorded
+    )  # the compiler cannot know
 
     def chain(inputs, draft, keys):
         verdict = steps(inputs, draft, keys)
@@ -182,8 +223,12 @@ def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: 
             return paths(inputs, state, *drafted)
 
     with (
-        mock.patch.object(speculation, "verify_steps", steps if chains is None else chain),
-        mock.patch.object(rounds, "verify_paths", paths if blocks is None else of_round),
+        mock.patch.object(
+            speculation, "verify_steps", steps if chains is None else chain
+        ),
+        mock.patch.object(
+            rounds, "verify_paths", paths if blocks is None else of_round
+        ),
     ):
         yield
 
@@ -198,8 +243,9 @@ def main() -> None:
     args = begin(make_parser())
     found = {
         way_name(gamma, coupled): record("default", gamma, coupled, args.toy)
-        for gamma in (2, 4, 8, 16, 24) for coupled in (False, True)
-    }  # fmt: skip
+        for gamma in (2, 4, 8, 16, 24)
+        for coupled in (False, True)
+    }
     args.file.write_text(json.dumps({**recorded(), "rounds": found}) + "\n")
 
 

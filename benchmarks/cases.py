@@ -1,9 +1,10 @@
-"""Makes the programs that are timed on a GPU and counted without one: AR steps, rounds and texts at the
-sizes of published models.
+"""Makes the programs that are timed on a GPU and counted without one: AR steps, rounds
+and texts at the sizes of published models.
 
-The unit is what one call of the library does, AR steps in one scan or rounds in one loop, so that whatever
-the host does between kernels is in it. The weights are random; which drafts are accepted is replayed from
-runs of the embedded models, whose weights are trained (accepted.py).
+The unit is what one call of the library does, AR steps in one scan or rounds in one
+loop, so that whatever the host does between kernels is in it. The weights are random;
+which drafts are accepted is replayed from runs of the embedded models, whose weights
+are trained (accepted.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from accepted import LATE, Run, calls_of, chains_of, recorded, replaying, run_of, table_of, way_name
+from accepted import (
+    LATE,
+    Run,
+    calls_of,
+    chains_of,
+    recorded,
+    replaying,
+    run_of,
+    table_of,
+    way_name,
+)
 from toy import narrow
 
 import cspd_jax
@@ -41,26 +52,66 @@ IDENTITY = ("model", "dtype", "batch", "guided", "method", "options")
 NEW_TOKENS = PROMPT = 64
 
 SMALL = MARConfig(
-    encoder_width=128, encoder_depth=4, encoder_heads=4, decoder_width=128, decoder_depth=4, decoder_heads=4,
-    head_depth=3, head_width=256, respacing="ddim100",
-)  # fmt: skip
+    encoder_width=128,
+    encoder_depth=4,
+    encoder_heads=4,
+    decoder_width=128,
+    decoder_depth=4,
+    decoder_heads=4,
+    head_depth=3,
+    head_width=256,
+    respacing="ddim100",
+)
 PYTHIA_160M = LMConfig(
-    family="gpt_neox", vocab_size=50304, known_ids=50304, width=768, depth=12, heads=12, kv_heads=12,
-    head_dim=64, mlp_width=3072, max_positions=2048, activation="gelu", gated_mlp=False, norm="layer",
-    parallel_residual=True, qkv_bias=True, out_bias=True, mlp_bias=True, rotary_share=0.25,
-)  # fmt: skip
+    family="gpt_neox",
+    vocab_size=50304,
+    known_ids=50304,
+    width=768,
+    depth=12,
+    heads=12,
+    kv_heads=12,
+    head_dim=64,
+    mlp_width=3072,
+    max_positions=2048,
+    activation="gelu",
+    gated_mlp=False,
+    norm="layer",
+    parallel_residual=True,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    rotary_share=0.25,
+)
 PYTHIA_1_4B = dataclasses.replace(
-    PYTHIA_160M, width=2048, depth=24, heads=16, kv_heads=16, head_dim=128, mlp_width=8192
+    PYTHIA_160M,
+    width=2048,
+    depth=24,
+    heads=16,
+    kv_heads=16,
+    head_dim=128,
+    mlp_width=8192,
 )
 LLADA_8B = LMConfig(
-    family="llada", vocab_size=126464, known_ids=126464, width=4096, depth=32, heads=32, kv_heads=32,
-    head_dim=128, mlp_width=12288, max_positions=4096, rope_theta=500_000.0, causal=False, mask_ids=(126336,),
-)  # fmt: skip
+    family="llada",
+    vocab_size=126464,
+    known_ids=126464,
+    width=4096,
+    depth=32,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    mlp_width=12288,
+    max_positions=4096,
+    rope_theta=500_000.0,
+    causal=False,
+    mask_ids=(126336,),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Says how much is made at a time: tokens of an image, behind 3/8 of it that are known."""
+    """Says how much is made at a time: tokens of an image, behind 3/8 of it that are
+    known."""
 
     toy: bool = False
 
@@ -82,11 +133,14 @@ class Case:
 
     about: the identity of its row.
     configs: of the models whose parameters it takes.
-    args: of these parameters, returns those of the function: pytrees of arrays, without typed keys.
+    args: of these parameters, returns those of the function: pytrees of arrays, without
+        typed keys.
     tokens: of a row of the batch, made by one run.
     trips: of the loops that end when the data say so, by depth.
-    named: trips of those in a `jax.named_scope`; of a condition, the share of rounds in which it is true.
-    facts: of the output, what is only known then; `tokens` among it replaces those above.
+    named: trips of those in a `jax.named_scope`; of a condition, the share of rounds in
+        which it is true.
+    facts: of the output, what is only known then; `tokens` among it replaces those
+        above.
     device_loops: whether the device runs the loops by itself.
     """
 
@@ -100,15 +154,24 @@ class Case:
     facts: Callable[[Any], dict[str, Any]] = lambda out: {}
     device_loops: bool = False
 
-    def lowered(self, sharding: jax.sharding.Sharding | None = None) -> jax.stages.Lowered:
+    def lowered(
+        self, sharding: jax.sharding.Sharding | None = None
+    ) -> jax.stages.Lowered:
         """Traces the program for shapes and types in place of arrays."""
-        shapes = [jax.eval_shape(lambda c=c: random_params(c, self.about["dtype"])) for c in self.configs]
+        shapes = [
+            jax.eval_shape(lambda c=c: random_params(c, self.about["dtype"]))
+            for c in self.configs
+        ]
         found = jax.eval_shape(self.args, *shapes)
-        args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), found)
+        args = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), found
+        )
         return jax.jit(self.function).lower(*args)
 
     def real_args(self) -> tuple:
-        return self.args(*(params_on_device(config, self.about["dtype"]) for config in self.configs))
+        return self.args(
+            *(params_on_device(config, self.about["dtype"]) for config in self.configs)
+        )
 
 
 def about(model: str, method: str, options: str = "", **more: Any) -> dict[str, Any]:
@@ -120,21 +183,28 @@ def about(model: str, method: str, options: str = "", **more: Any) -> dict[str, 
 def by_the_device(case: Case) -> Case:
     """Makes the device run the loops of a case."""
     options = ", ".join(filter(None, (case.about["options"], "device loops")))
-    return dataclasses.replace(case, about=case.about | {"options": options}, device_loops=True)
+    return dataclasses.replace(
+        case, about=case.about | {"options": options}, device_loops=True
+    )
 
 
 def by_the_host(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the identity of the row of the same program, whose loops the host runs."""
+    """Returns the identity of the row of the same program, whose loops the host
+    runs."""
     words = [word for word in about["options"].split(", ") if word != "device loops"]
     return {**about, "options": ", ".join(words)}
 
 
 def random_params(config: Any, dtype: str) -> Any:
-    """Draws normal numbers of standard deviation 0.02, as an untrained head would output zero."""
+    """Draws normal numbers of standard deviation 0.02, as an untrained head would
+    output zero."""
     module = lm if isinstance(config, LMConfig) else kind_of(config)
     leaves, tree = jax.tree.flatten(module.abstract_params(config))
     keys = jax.random.split(jax.random.key(0), len(leaves))
-    drawn = [(0.02 * jax.random.normal(k, a.shape, jnp.float32)).astype(dtype) for k, a in zip(keys, leaves)]
+    drawn = [
+        (0.02 * jax.random.normal(k, a.shape, jnp.float32)).astype(dtype)
+        for k, a in zip(keys, leaves)
+    ]
     return jax.tree.unflatten(tree, drawn)
 
 
@@ -145,7 +215,8 @@ def params_on_device(config: Any, dtype: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """Runs a draft model for its time, while each of its tokens is right with a given probability.
+    """Runs a draft model for its time, while each of its tokens is right with a given
+    probability.
 
     Parameters: (the model's, right [B, N] tokens, use [B, N] whether to propose them).
     """
@@ -160,7 +231,9 @@ class Replayed:
         drafts, state = self.inner.draft(weights, state, request)
         at = request.length[:, None] + jnp.arange(request.max_gamma)
         take = lambda a: jnp.take_along_axis(a, jnp.minimum(at, a.shape[1] - 1), axis=1)
-        wrong = (take(right) + 1 + drafts.tokens % 2) % request.num_ids  # so that the draft is not left out
+        wrong = (
+            take(right) + 1 + drafts.tokens % 2
+        ) % request.num_ids  # so that the draft is not left out
         return drafts._replace(tokens=jnp.where(take(use), take(right), wrong)), state
 
 
@@ -168,43 +241,76 @@ class Replayed:
 
 
 def image_case(
-    name: str, scale: Scale, window: int | None = None, gamma: int = 0, batch: int = 1, guided: bool = False,
-    dtype: str = "bfloat16", steps: int = 100, coupled: bool = False, early: bool = False,
-) -> Case:  # fmt: skip
-    """Makes tokens of an image whose first 3/8 are known, by AR steps or by rounds of self-speculation.
+    name: str,
+    scale: Scale,
+    window: int | None = None,
+    gamma: int = 0,
+    batch: int = 1,
+    guided: bool = False,
+    dtype: str = "bfloat16",
+    steps: int = 100,
+    coupled: bool = False,
+    early: bool = False,
+) -> Case:
+    """Makes tokens of an image whose first 3/8 are known, by AR steps or by rounds of
+    self-speculation.
 
     window: M of the chains; None is plain.
-    gamma: groups drafted ahead; 0 is none. coupled: what lies behind a rejected draft is kept.
+    gamma: groups drafted ahead; 0 is none. coupled: what lies behind a rejected draft
+        is kept.
     early: rounds accept what those at an image's first places did, which is less.
     """
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}
     config = scale.of(presets[name])
     of_mar = isinstance(config, MARConfig)
-    respacing = config.respacing if scale.toy else f"{'ddim' if of_mar else 'flow'}{steps}"
+    respacing = (
+        config.respacing if scale.toy else f"{'ddim' if of_mar else 'flow'}{steps}"
+    )
     noisy = sampling_schedule(respacing).num_steps
     drafts = min(window or 0, noisy)
     options = Options(
-        num_iter=config.seq_len, respacing=respacing, guided=guided, cfg=3.0 if guided else 1.0,
+        num_iter=config.seq_len,
+        respacing=respacing,
+        guided=guided,
+        cfg=3.0 if guided else 1.0,
         denoise="plain" if window is None else cspd_jax.ChainSpeculation(drafts),
-        final_noise=of_mar, prefix_buckets=4 if of_mar and not scale.toy else 1,
-        order=None if of_mar else Raster(), cfg_schedule="linear" if of_mar else "constant",
-    )  # fmt: skip
+        final_noise=of_mar,
+        prefix_buckets=4 if of_mar and not scale.toy else 1,
+        order=None if of_mar else Raster(),
+        cfg_schedule="linear" if of_mar else "constant",
+    )
     found, first, chains, blocks = recorded(), config.seq_len * 3 // 8, None, None
-    tokens, trips, run, rows, sizes = float(scale.tokens), (), None, batch * (1 + gamma), [0]
+    tokens, trips, run, rows, sizes = (
+        float(scale.tokens),
+        (),
+        None,
+        batch * (1 + gamma),
+        [0],
+    )
     if window is not None:
         model = "default" if of_mar else "default-causal"
         chains = chains_of(found["chains"][f"{model}, M {window}"], rows, noisy, drafts)
         sizes = packed_sizes(rows, drafts * (1 + guided))
         run = Run(0, tokens, calls_of(chains, np.full(rows, noisy), sizes))
     if gamma:
-        blocks = table_of(found["rounds"][way_name(gamma, coupled)], batch, noisy, 0 if early else LATE)
+        blocks = table_of(
+            found["rounds"][way_name(gamma, coupled)],
+            batch,
+            noisy,
+            0 if early else LATE,
+        )
         run = run_of(blocks, chains, scale.tokens, sizes, coupled)
         tokens, trips = run.tokens, (float(run.rounds),)
     network = kind_of(config).network(config, jnp.dtype(dtype))
 
     def args(params):
         keys = jax.random.key_data(cspd_jax.row_keys(jax.random.key(0), batch))
-        return params, keys, jnp.zeros(batch, jnp.int32), *jax.tree.map(jnp.asarray, (chains, blocks))
+        return (
+            params,
+            keys,
+            jnp.zeros(batch, jnp.int32),
+            *jax.tree.map(jnp.asarray, (chains, blocks)),
+        )
 
     words = (
         [way_name(gamma, coupled)] * bool(gamma)
@@ -212,32 +318,54 @@ def image_case(
         + [respacing] * (not of_mar)
         + ["early places"] * early
     )
-    names = {(False, False): "plain", (True, False): "chains", (True, True): "self+chains"}
+    names = {
+        (False, False): "plain",
+        (True, False): "chains",
+        (True, True): "self+chains",
+    }
     row = about(
-        name, names[bool(window), bool(gamma)], ", ".join(words), batch=batch, guided=guided, dtype=dtype
+        name,
+        names[bool(window), bool(gamma)],
+        ", ".join(words),
+        batch=batch,
+        guided=guided,
+        dtype=dtype,
     )
     if gamma:
         program = round_program(
-            network, options, first, scale.tokens, SelfSpeculation(gamma, coupled=coupled)
+            network,
+            options,
+            first,
+            scale.tokens,
+            SelfSpeculation(gamma, coupled=coupled),
         )
     else:
         program = step_program(network, options, first, scale.tokens)
-    named = {f"of_{size}_chains": calls for size, calls in run.calls.items()} if run else {}
+    named = (
+        {f"of_{size}_chains": calls for size, calls in run.calls.items()} if run else {}
+    )
     return Case(row, (config,), args, program, tokens, trips, named)
 
 
 def step_program(network: Any, options: Options, first: int, tokens: int) -> Callable:
-    """Makes AR steps of the plain sampler in one scan; returns the tokens and the work."""
+    """Makes AR steps of the plain sampler in one scan; returns the tokens and the
+    work."""
     segments = sampler.plan_segments(network.seq_len, options)
-    segment, groups = next(some for some in segments if some[1][0].start <= first <= some[1][-1].start)
+    segment, groups = next(
+        some for some in segments if some[1][0].start <= first <= some[1][-1].start
+    )
     wanted = tuple(group for group in groups if first <= group.start)[:tokens]
     assert len(wanted) == tokens
 
     def run(params, keys, labels, chains, blocks):
         with replaying(chains):
-            bound = bind(network, params, jax.random.wrap_key_data(keys), labels, options)
+            bound = bind(
+                network, params, jax.random.wrap_key_data(keys), labels, options
+            )
             state = sampler.empty_state(bound)
-            state, work = sampler.ar_steps(bound, segment, state, sampler.group_arrays(wanted, options))
+            state, work = sampler.ar_steps(
+                bound, segment, state, sampler.group_arrays(wanted, options)
+            )
         return state.tokens, work
 
     return run
@@ -246,15 +374,20 @@ def step_program(network: Any, options: Options, first: int, tokens: int) -> Cal
 def round_program(
     network: Any, options: Options, first: int, tokens: int, method: SelfSpeculation
 ) -> Callable:
-    """Makes rounds of self-speculation in one loop until there are as many tokens; returns what is made."""
+    """Makes rounds of self-speculation in one loop until there are as many tokens;
+    returns what is made."""
     way = Speculation(method.criterion, method.gamma)  # as many as were recorded
 
     def run(params, keys, labels, chains, blocks):
         with replaying(chains, blocks, first):
             keys = jax.random.wrap_key_data(keys)
-            inputs, state = rounds.begin(network, params, keys, labels, options, speculation=way)
+            inputs, state = rounds.begin(
+                network, params, keys, labels, options, speculation=way
+            )
             images = jnp.full(labels.shape, first, jnp.int32)
-            state = state._replace(group=images, num_drafts=jnp.full_like(images, method.gamma))
+            state = state._replace(
+                group=images, num_drafts=jnp.full_like(images, method.gamma)
+            )
             unfinished = lambda state: jnp.any(state.group < first + tokens)
             another = lambda state: rounds.run_round(inputs, state)[0]
             state = jax.lax.while_loop(unfinished, another, state)
@@ -270,8 +403,13 @@ def whole_case(scale: Scale, batch: int) -> Case:
     options = Options(**steps, prefix_buckets=4, final_noise=False)
 
     def run(params):
-        keys, labels = cspd_jax.row_keys(jax.random.key(0), batch), jnp.zeros(batch, jnp.int32)
-        return sampler.sample(kind_of(config).network(config), params, keys, labels, options).tokens
+        keys, labels = (
+            cspd_jax.row_keys(jax.random.key(0), batch),
+            jnp.zeros(batch, jnp.int32),
+        )
+        return sampler.sample(
+            kind_of(config).network(config), params, keys, labels, options
+        ).tokens
 
     row = about("mar-small", "plain", batch=batch, dtype="float32")
     return Case(row, (config,), lambda params: (params,), run, config.seq_len)
@@ -281,55 +419,105 @@ def whole_case(scale: Scale, batch: int) -> Case:
 
 
 def text_cases(scale: Scale) -> list[Case]:
-    """Makes greedy texts: plain, and by drafts that are right as often as the embedded ones."""
+    """Makes greedy texts: plain, and by drafts that are right as often as the embedded
+    ones."""
     config, small = scale.of(PYTHIA_1_4B), scale.of(PYTHIA_160M)
     network, drafting = lm.LM(config, jnp.bfloat16), lm.LM(small, jnp.bfloat16)
-    prompts = np.random.default_rng(0).integers(0, config.known_ids, (1, PROMPT)).tolist()
+    prompts = (
+        np.random.default_rng(0).integers(0, config.known_ids, (1, PROMPT)).tolist()
+    )
     count, share = scale.new_tokens, recorded()["text"]
-    asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, stop_ids=(), gamma=4)
+    asked = cspd_jax.text.Options(
+        rule="block", max_new_tokens=count, stop_ids=(), gamma=4
+    )
     prepare = lambda weights, drafter: text_generation.prepare(
         None, (network, weights), prompts, drafter, asked
     )
     plain = Case(
-        about("pythia-1.4b", "text-plain"), (config,), lambda weights: (prepare(weights, None),),
-        text_generation.run, count, (float(count - 1),),
-    )  # fmt: skip
+        about("pythia-1.4b", "text-plain"),
+        (config,),
+        lambda weights: (prepare(weights, None),),
+        text_generation.run,
+        count,
+        (float(count - 1),),
+    )
 
     def drafted(weights, of_draft):
         right = jax.jit(text_generation.run)(prepare(weights, None)).tokens
         use = jax.random.bernoulli(jax.random.key(1), share, right.shape)
-        return (prepare(weights, Drafting(Replayed(ModelDrafter(drafting)), (of_draft, right, use))),)
+        return (
+            prepare(
+                weights,
+                Drafting(Replayed(ModelDrafter(drafting)), (of_draft, right, use)),
+            ),
+        )
 
     def facts(out) -> dict[str, Any]:
-        return {"acceptance": float(out.info.acceptance), "rounds": int(out.info.calls["target"].sequential)}
+        return {
+            "acceptance": float(out.info.acceptance),
+            "rounds": int(out.info.calls["target"].sequential),
+        }
 
     a_round = sum(share**kept for kept in range(5))  # tokens, on average
-    return [plain, Case(
-        about("pythia-1.4b", "text-block", "160m drafts, gamma 4"), (config, small), drafted,
-        text_generation.run, count, (count / a_round, 4.0), facts=facts,
-    )]  # fmt: skip
+    return [
+        plain,
+        Case(
+            about("pythia-1.4b", "text-block", "160m drafts, gamma 4"),
+            (config, small),
+            drafted,
+            text_generation.run,
+            count,
+            (count / a_round, 4.0),
+            facts=facts,
+        ),
+    ]
 
 
-def masked_case(scale: Scale, texts: int | None = None, drafts: bool = True, cached: bool = True) -> Case:
-    """Makes a masked text of LLaDA-8B's sizes. Its weights are random and accept nothing, so a round is
-    timed and counts for as many tokens as one of the embedded model fills.
+def masked_case(
+    scale: Scale, texts: int | None = None, drafts: bool = True, cached: bool = True
+) -> Case:
+    """Makes a masked text of LLaDA-8B's sizes. Its weights are random and accept
+    nothing, so a round is timed and counts for as many tokens as one of the embedded
+    model fills.
 
     texts: of a pass, for chosen sets; None is a chain of 4 drafts.
     """
     config, places = scale.of(LLADA_8B), scale.new_tokens
-    words = [f"{texts} texts" if texts else "gamma 4"] * drafts + ["block cache"] * cached
+    words = [f"{texts} texts" if texts else "gamma 4"] * drafts + [
+        "block cache"
+    ] * cached
     row = about("llada-8b", "ssd" if drafts else "stepwise", ", ".join(words))
     seen = recorded()["masked"][f"{row['method']}, {row['options']}".removesuffix(", ")]
     a_round = NEW_TOKENS / seen["rounds"]
-    way = cspd_jax.masked.SelfSpeculation(4, texts=texts) if drafts else cspd_jax.masked.Stepwise()
+    way = (
+        cspd_jax.masked.SelfSpeculation(4, texts=texts)
+        if drafts
+        else cspd_jax.masked.Stepwise()
+    )
     asked = cspd_jax.masked.Options(max_new_tokens=places, block=8, cached=cached)
     network = lm.LM(config, jnp.bfloat16)
 
     def args(weights):
-        return (masked_generation.prepare(None, (network, weights), [[1] * PROMPT], way, asked),)
+        return (
+            masked_generation.prepare(
+                None, (network, weights), [[1] * PROMPT], way, asked
+            ),
+        )
 
     def facts(out) -> dict[str, Any]:
-        number = max(int(np.max(out.info.trace.rounds)) + 1, int(out.info.calls["block"].sequential))
+        number = max(
+            int(np.max(out.info.trace.rounds)) + 1,
+            int(out.info.calls["block"].sequential),
+        )
         return {"tokens": number * a_round, "rounds": number}
 
-    return Case(row, (config,), args, masked_generation.run, places * a_round, (float(places),), seen, facts)
+    return Case(
+        row,
+        (config,),
+        args,
+        masked_generation.run,
+        places * a_round,
+        (float(places),),
+        seen,
+        facts,
+    )

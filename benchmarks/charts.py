@@ -1,4 +1,5 @@
-"""Draws what the programs measured: lines, named points, and images with marked tokens."""
+"""Draws what the programs measured: lines, named points, and images with marked
+tokens."""
 
 from __future__ import annotations
 
@@ -21,11 +22,17 @@ def lines(
     names: Sequence[str],
     top: float = 0.0,
 ) -> Image.Image:
-    """Draws several lines over the same named places, from 0 to `top` at least; None is left out."""
+    """Draws several lines over the same named places, from 0 to `top` at least; None is
+    left out."""
     figure = Figure((8.0, 3.2), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel=below)
     for name, values in series.items():
-        axes.plot(names, [math.nan if value is None else value for value in values], marker=".", label=name)
+        axes.plot(
+            names,
+            [math.nan if value is None else value for value in values],
+            marker=".",
+            label=name,
+        )
     axes.set_ylim(0, max(top, axes.get_ylim()[1]))
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return _image(figure)
@@ -45,15 +52,21 @@ def scatter(
     for x, y, name, kind in zip(across, up, names, kinds):
         marker, colour = _KINDS[kind]
         axes.scatter(x, y, marker=marker, color=colour, s=50)
-        axes.annotate(name, (x, y), xytext=(6, 6), textcoords="offset points", fontsize=7)
+        axes.annotate(
+            name, (x, y), xytext=(6, 6), textcoords="offset points", fontsize=7
+        )
     axes.grid(color="#dddddd")
     return _image(figure)
 
 
 def marked(images: np.ndarray, marks: np.ndarray) -> Image.Image:
-    """Draws a row of images [N, H, W, 1 or 3] uint8, with frames around the marked tokens, [N, L] bool."""
+    """Draws a row of images [N, H, W, 1 or 3] uint8, with frames around the marked
+    tokens, [N, L] bool."""
     page = np.concatenate(np.broadcast_to(images, (*images.shape[:3], 3)), axis=1)
-    page, side = Image.fromarray(page.repeat(_ZOOM, 0).repeat(_ZOOM, 1)), math.isqrt(marks.shape[1])
+    page, side = (
+        Image.fromarray(page.repeat(_ZOOM, 0).repeat(_ZOOM, 1)),
+        math.isqrt(marks.shape[1]),
+    )
     draw, cell = ImageDraw.Draw(page), images.shape[1] * _ZOOM // side
     for i, row, column in zip(*np.nonzero(marks.reshape(-1, side, side))):
         x, y = (i * side + column) * cell, row * cell

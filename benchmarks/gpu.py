@@ -1,17 +1,22 @@
-"""All that a quarter of an hour on a GPU is to measure: does it run, how fast is it, where does the time go.
+"""All that a quarter of an hour on a GPU is to measure: does it run, how fast is it,
+where does the time go.
 
-    bash benchmarks/gpu.sh                      # no row begins after seven minutes; again to go on
-    python benchmarks/gpu.py --toy              # all of it on a CPU, at toy sizes
-    python benchmarks/gpu.py --count            # the same programs counted for an H100, without one
-    python benchmarks/gpu.py --only "MAR-B on a CPU"    # groups by name, some of which are left out otherwise
-    python benchmarks/gpu.py --pages            # puts it into README.md and docs/benchmarks.md
+    bash benchmarks/gpu.sh                      # no row begins after seven minutes;
+    again to go on python benchmarks/gpu.py --toy              # all of it on a CPU, at
+    toy sizes python benchmarks/gpu.py --count            # the same programs counted
+    for an H100, without one python benchmarks/gpu.py --only "MAR-B on a CPU"    #
+    groups by name, some of which are left out otherwise python benchmarks/gpu.py
+    --pages            # puts it into README.md and docs/benchmarks.md
 
-It runs from a checkout; nothing of ours need be installed. Rows are written one by one, the most important
-first: MAR-B whose loops the device runs, or the host; PyTorch's loops; other windows, batches, sizes and
-models, by the device's loops if they were right and faster; the device's own speed; whether every method
-gives on it what it gives on a CPU in the same process. Whatever fails, or is not compiled in two minutes, is
-one line and costs no later row. The first group is a process of its own, as what it tries might end it.
-Programs of a group are compiled in threads side by side and then timed one after the other.
+It runs from a checkout; nothing of ours need be installed. Rows are written one by one,
+the most important
+first: MAR-B whose loops the device runs, or the host; PyTorch's loops; other windows,
+    batches, sizes and
+models, by the device's loops if they were right and faster; the device's own speed;
+whether every method gives on it what it gives on a CPU in the same process. Whatever
+fails, or is not compiled in two minutes, is one line and costs no later row. The first
+group is a process of its own, as what it tries might end it. Programs of a group are
+compiled in threads side by side and then timed one after the other.
 """
 
 from __future__ import annotations
@@ -66,15 +71,20 @@ _POOL = concurrent.futures.ThreadPoolExecutor(32)
 
 
 def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
-    """Lists groups of cases, the most important first; the programs of one are compiled together.
+    """Lists groups of cases, the most important first; the programs of one are compiled
+    together.
 
     device_loops: of our programs behind the first group.
     """
     device = lambda make: lambda: by_the_device(make())
     chosen = device if device_loops else lambda make: make
-    host = lambda name, window=None, gamma=0, **more: lambda: image_case(name, scale, window, gamma, **more)
+    host = lambda name, window=None, gamma=0, **more: (
+        lambda: image_case(name, scale, window, gamma, **more)
+    )
     image = lambda *way, **more: chosen(host(*way, **more))
-    torch = lambda name, how, **more: lambda: torch_cases.mar_case(name, how, scale, **more)
+    torch = lambda name, how, **more: (
+        lambda: torch_cases.mar_case(name, how, scale, **more)
+    )
     text = lambda number: chosen(lambda: text_cases(scale)[number])
     masked = lambda *way: chosen(lambda: masked_case(scale, *way))
     full, guided, side = {"dtype": "float32"}, {"guided": True}, {"batch": 8}
@@ -87,32 +97,51 @@ def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
         "MAR-B in PyTorch": [torch("mar-base", how) for how in ("eager", "graph")],
         "MAR-B, other windows": [image("mar-base", 32, gamma) for gamma in (4, 8)],
         "MAR-B, 8 images": [
-            image("mar-base", **side), image("mar-base", 16, 4, **side), image("mar-base", 16, 2, **side)
+            image("mar-base", **side),
+            image("mar-base", 16, 4, **side),
+            image("mar-base", 16, 2, **side),
         ],
         "MAR-B in PyTorch, 8 images": [torch("mar-base", "graph", **side)],
         "MAR-B, guidance": [image("mar-base", *way, **guided) for way in ((), (16, 4))],
         "MAR-B in PyTorch, guidance": [torch("mar-base", "graph", **guided)],
         "SphereAR-B": sphere("sphere-b", 100, 32),
-        "MAR-H": [image("mar-huge"), image("mar-huge", 16, 4), torch("mar-huge", "graph")],
-        "text, Pythia-1.4B's sizes": [text(0), text(1), lambda: torch_cases.text_case(scale)],
+        "MAR-H": [
+            image("mar-huge"),
+            image("mar-huge", 16, 4),
+            torch("mar-huge", "graph"),
+        ],
+        "text, Pythia-1.4B's sizes": [
+            text(0),
+            text(1),
+            lambda: torch_cases.text_case(scale),
+        ],
         EARLY: [host("mar-base", *way, early=True) for way in ((16, 4), (32, 8))],
-        "MAR-B, float32": [image("mar-base", *way, **full) for way in ((), (32,), (16, 4))],
+        "MAR-B, float32": [
+            image("mar-base", *way, **full) for way in ((), (32,), (16, 4))
+        ],
         "MAR-B, coupled drafts": [
-            image("mar-base", 32, 16, coupled=True), image("mar-base", 16, 4, **side, coupled=True)
+            image("mar-base", 32, 16, coupled=True),
+            image("mar-base", 16, 4, **side, coupled=True),
         ],
         "masked text, LLaDA-8B": [
-            masked(None, False, False), masked(None, True, False), masked(None, False, True), masked(16)
+            masked(None, False, False),
+            masked(None, True, False),
+            masked(None, False, True),
+            masked(16),
         ],
         ON_A_CPU[0]: [
             lambda make=make, batch=batch: make(scale, batch)
-            for batch in (1, 8) for make in (whole_case, torch_cases.whole_case)
+            for batch in (1, 8)
+            for make in (whole_case, torch_cases.whole_case)
         ],
         ON_A_CPU[1]: [image("mar-base", **full), torch("mar-base", "eager", **full)],
         ON_A_CPU[2]: [
-            case for name in ("sphere-b", "sphere-l") for steps in (100, 25)
+            case
+            for name in ("sphere-b", "sphere-l")
+            for steps in (100, 25)
             for case in sphere(name, steps, 16, 32, **full)
         ],
-    }  # fmt: skip
+    }
 
 
 class Run:
@@ -128,9 +157,17 @@ class Run:
         return time.monotonic() > self.end
 
     def row(self, about: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns such a row of this device, if there is one that did not fail: others are tried again."""
+        """Returns such a row of this device, if there is one that did not fail: others
+        are tried again."""
         wanted = (about | self.here).items()
-        return next((row for row in self.rows if not row.get("error") and wanted <= row.items()), None)
+        return next(
+            (
+                row
+                for row in self.rows
+                if not row.get("error") and wanted <= row.items()
+            ),
+            None,
+        )
 
     def ended(self, about: dict[str, Any]) -> bool:
         """Says whether such a row ended the process that made it."""
@@ -161,9 +198,11 @@ class Run:
                 self.add({"what": name} | make())
 
 
-def compiling(lower: Callable[[], Any], device_loops: bool = False) -> Callable[[], Any]:
-    """Traces here, as replaying patches modules, and compiles in a thread; the result, or an error, is asked
-    for later."""
+def compiling(
+    lower: Callable[[], Any], device_loops: bool = False
+) -> Callable[[], Any]:
+    """Traces here, as replaying patches modules, and compiles in a thread; the result,
+    or an error, is asked for later."""
 
     def compile(lowered: Any) -> Any:
         asked = DEVICE_LOOPS if device_loops else {}
@@ -183,18 +222,31 @@ def compiling(lower: Callable[[], Any], device_loops: bool = False) -> Callable[
 
 
 def cases_of(run: Run, title: str, makers: Makers, but_ended: bool) -> list[Any]:
-    """Makes the cases of a group whose rows are missing, and those that they are to be compared with."""
+    """Makes the cases of a group whose rows are missing, and those that they are to be
+    compared with."""
     cases = []
     for make in makers:
         with run.trying({"what": f"making {title}"}):
             cases.append(make())
-    wanted = [case for case in cases if not run.row(case.about) and torch_cases.can_run(case)]
+    wanted = [
+        case for case in cases if not run.row(case.about) and torch_cases.can_run(case)
+    ]
     wanted = [case for case in wanted if not (but_ended and run.ended(case.about))]
-    others = [by_the_host(case.about) for case in wanted if getattr(case, "device_loops", False)]
-    return [case for case in cases if case.about in [*others, *(case.about for case in wanted)]]
+    others = [
+        by_the_host(case.about)
+        for case in wanted
+        if getattr(case, "device_loops", False)
+    ]
+    return [
+        case
+        for case in cases
+        if case.about in [*others, *(case.about for case in wanted)]
+    ]
 
 
-def measure(run: Run, title: str, makers: Makers, but_ended: bool = False) -> Callable[[], Any] | None:
+def measure(
+    run: Run, title: str, makers: Makers, but_ended: bool = False
+) -> Callable[[], Any] | None:
     """Compiles and times the cases of a group; returns the last of our programs.
 
     but_ended: rows that ended a process are not tried again.
@@ -202,7 +254,9 @@ def measure(run: Run, title: str, makers: Makers, but_ended: bool = False) -> Ca
     cases = cases_of(run, title, makers, but_ended)
     seen: list[tuple[dict[str, Any], Any]] = []
     last = None
-    say(f"{title}: {len(cases)} rows, {max(0.0, run.end - time.monotonic()):.0f} s left")
+    say(
+        f"{title}: {len(cases)} rows, {max(0.0, run.end - time.monotonic()):.0f} s left"
+    )
     ours = [case for case in cases if isinstance(case, Case)]
     programs = {id(case): compiling(case.lowered, case.device_loops) for case in ours}
     for case in cases:
@@ -212,12 +266,15 @@ def measure(run: Run, title: str, makers: Makers, but_ended: bool = False) -> Ca
         with run.trying(case.about):
             if isinstance(case, Case):
                 program, args = programs[id(case)](), case.real_args()
-                call = last = lambda program=program, args=args: jax.block_until_ready(program(*args))
+                call = last = lambda program=program, args=args: jax.block_until_ready(
+                    program(*args)
+                )
                 if case.device_loops:
                     run.add(case.about | {"error": ENDED})  # until it has not
             else:
                 call = case.prepare()
-            call()  # an earlier XLA failed when the loops of a device ran for the second time
+            # an earlier XLA failed when the loops of a device ran for the second time
+            call()
             out = call()
             facts = {"tokens": case.tokens} | case.facts(out)
             row = case.about | timed(call, facts["tokens"]) | facts
@@ -227,23 +284,39 @@ def measure(run: Run, title: str, makers: Makers, but_ended: bool = False) -> Ca
     return last
 
 
-def as_by_the_host(case: Case, out: Any, seen: list[tuple[dict[str, Any], Any]]) -> dict[str, float]:
+def as_by_the_host(
+    case: Case, out: Any, seen: list[tuple[dict[str, Any], Any]]
+) -> dict[str, float]:
     """Says how far apart tokens are that the loops of the device and of the host made.
 
     seen: what the programs before this one made, to which it is added.
     """
     tokens = np.asarray(jax.tree.leaves(out)[0], np.float32)
     same = by_the_host(case.about)
-    apart = [float(np.max(np.abs(tokens - other))) for about, other in seen if about == same]
+    apart = [
+        float(np.max(np.abs(tokens - other))) for about, other in seen if about == same
+    ]
     seen.append((case.about, tokens))
     return {"apart_from_host_loops": apart[0]} if case.device_loops and apart else {}
 
 
 def device_loops_pay(run: Run) -> bool:
-    """Says whether the loops of the device were right and faster wherever they were tried."""
-    found = [row for row in run.rows if "apart_from_host_loops" in row and run.here.items() <= row.items()]
-    faster = [row["seconds"] < (run.row(by_the_host(_about(row))) or row)["seconds"] for row in found]
-    return bool(found) and all(faster) and all(row["apart_from_host_loops"] < 1e-2 for row in found)
+    """Says whether the loops of the device were right and faster wherever they were
+    tried."""
+    found = [
+        row
+        for row in run.rows
+        if "apart_from_host_loops" in row and run.here.items() <= row.items()
+    ]
+    faster = [
+        row["seconds"] < (run.row(by_the_host(_about(row))) or row)["seconds"]
+        for row in found
+    ]
+    return (
+        bool(found)
+        and all(faster)
+        and all(row["apart_from_host_loops"] < 1e-2 for row in found)
+    )
 
 
 def _about(row: dict[str, Any]) -> dict[str, Any]:
@@ -251,13 +324,15 @@ def _about(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_apart(run: Run, title: str) -> None:
-    """Measures a group in a process of its own, which may end before it has all rows; then another one goes
-    on."""
+    """Measures a group in a process of its own, which may end before it has all rows;
+    then another one goes on."""
     command = [sys.executable, __file__, "--file", str(run.file), "--only", title]
     more: list[str] = []
     while not run.over:
         left = (run.end - time.monotonic()) / 60
-        done = subprocess.run([*command, "--minutes", f"{left:.2f}", *more], check=False)
+        done = subprocess.run(
+            [*command, "--minutes", f"{left:.2f}", *more], check=False
+        )
         run.rows = results(run.file)
         if not done.returncode:
             return
@@ -267,39 +342,67 @@ def measure_apart(run: Run, title: str) -> None:
 
 def timed(call: Callable[[], Any], tokens: float) -> dict[str, Any]:
     """Returns median seconds per token of several runs."""
-    seconds = [taken / tokens for taken in seconds_in_turns({"": call}, REPEATS, SLOWEST)[""]]
-    return {"seconds": statistics.median(seconds), "fastest": min(seconds), "slowest": max(seconds)}
+    seconds = [
+        taken / tokens for taken in seconds_in_turns({"": call}, REPEATS, SLOWEST)[""]
+    ]
+    return {
+        "seconds": statistics.median(seconds),
+        "fastest": min(seconds),
+        "slowest": max(seconds),
+    }
 
 
 def count(run: Run, makers: Makers) -> None:
-    """Compiles the cases of a group for an H100, and adds what their kernels come to."""
+    """Compiles the cases of a group for an H100, and adds what their kernels come
+    to."""
     h100 = kernels.h100()
     ours = [case for case in (make() for make in makers) if isinstance(case, Case)]
-    for case in [*ours, *(by_the_device(case) for case in ours if case.trips and not case.device_loops)]:
+    for case in [
+        *ours,
+        *(by_the_device(case) for case in ours if case.trips and not case.device_loops),
+    ]:
         if not run.row(case.about):
             with run.trying(case.about):
                 program = kernels.compiled(case.lowered(h100), case.device_loops)
                 found = kernels.count_launches(program, case.trips, case.named)
-                run.add({
-                    **case.about, "seconds": found.seconds / case.tokens,
-                    "kernels": found.kernels / case.tokens, "host_reads": found.reads / case.tokens,
-                    "bytes": found.bytes / case.tokens, "share": found.shares(),
-                })  # fmt: skip
+                run.add(
+                    {
+                        **case.about,
+                        "seconds": found.seconds / case.tokens,
+                        "kernels": found.kernels / case.tokens,
+                        "host_reads": found.reads / case.tokens,
+                        "bytes": found.bytes / case.tokens,
+                        "share": found.shares(),
+                    }
+                )
 
 
 def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("gpu.json"))
-    parser.add_argument("--minutes", type=float, default=7.0, help="after which no further row begins (7)")
-    parser.add_argument("--file", type=Path, help="that rows are added to (among results/)")
-    parser.add_argument("--only", nargs="+", choices=groups(Scale()), metavar="GROUP", help="by name")
-    parser.add_argument("--but-ended", action="store_true", help="leave out rows that ended a process")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=7.0,
+        help="after which no further row begins (7)",
+    )
+    parser.add_argument(
+        "--file", type=Path, help="that rows are added to (among results/)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=groups(Scale()), metavar="GROUP", help="by name"
+    )
+    parser.add_argument(
+        "--but-ended", action="store_true", help="leave out rows that ended a process"
+    )
     parser.add_argument("--count", action="store_true")
     parser.add_argument("--pages", action="store_true")
     return parser
 
 
 def main() -> None:
-    args = begin(make_parser(), quick="--count" not in sys.argv)  # counted are kernels of optimised programs
+    args = begin(
+        make_parser(), quick="--count" not in sys.argv
+    )  # counted are kernels of optimised programs
     file = args.file or (COUNTED if args.count else MEASURED)
     if args.pages:
         for path, text in pages(rows_of(file), rows_of(COUNTED)).items():
@@ -336,14 +439,19 @@ def measure_all(run: Run, args: Any) -> None:
 
 
 def chosen(args: Any, device_loops: bool = False) -> dict[str, Makers]:
-    """Returns the groups that are asked for: without names, all but those for a CPU. A toy has of each kind
-    one or two, and of those that differ in numbers alone none."""
+    """Returns the groups that are asked for: without names, all but those for a CPU. A
+    toy has of each kind one or two, and of those that differ in numbers alone none."""
     every = groups(Scale(args.toy), device_loops)
-    found = {name: every[name] for name in args.only or [n for n in every if args.toy or n not in ON_A_CPU]}
+    found = {
+        name: every[name]
+        for name in args.only or [n for n in every if args.toy or n not in ON_A_CPU]
+    }
     if not args.toy:
         return found
     few = {name: makers[-2:] for name, makers in found.items() if name not in ALIKE}
-    return few | {FIRST: every[FIRST][1:4:2]}  # chains, by the loops of the host and of the device
+    return few | {
+        FIRST: every[FIRST][1:4:2]
+    }  # chains, by the loops of the host and of the device
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What gpu.py asks of a device besides the time of its cases: how fast it is, whether every method gives on
-it what it gives on a CPU in the same process, and where the time of one run goes."""
+"""What gpu.py asks of a device besides the time of its cases: how fast it is, whether
+every method gives on it what it gives on a CPU in the same process, and where the time
+of one run goes."""
 
 from __future__ import annotations
 
@@ -28,18 +29,28 @@ ALARM = 1e-4  # of each moment test: how often it rejects what is right
 
 
 def speeds(toy: bool) -> dict[str, float]:
-    """Measures gigabytes a second of a copy, read and written, and teraflops a second of products."""
+    """Measures gigabytes a second of a copy, read and written, and teraflops a second
+    of products."""
     numbers, side, times = (2**16, 128, 3) if toy else (2**29, 8192, 20)
 
     def seconds(function: Callable, *args: jax.Array) -> float:
         """Returns those of one call; the device has several to do at a time."""
         program = jax.jit(function)
-        return median_seconds({"": lambda: [program(*args) for _ in range(times)]}, 3)[""] / times
+        return (
+            median_seconds({"": lambda: [program(*args) for _ in range(times)]}, 3)[""]
+            / times
+        )
 
     x = jnp.ones(numbers, jnp.bfloat16)
     rows = {"copy_gigabytes_per_second": 4 * numbers / seconds(lambda x: -x, x) / 1e9}
-    for dtype, precision in (("bfloat16", None), ("float32", None), ("float32", "highest")):
-        a = jax.random.normal(jax.random.key(0), (side, side), jnp.float32).astype(dtype)
+    for dtype, precision in (
+        ("bfloat16", None),
+        ("float32", None),
+        ("float32", "highest"),
+    ):
+        a = jax.random.normal(jax.random.key(0), (side, side), jnp.float32).astype(
+            dtype
+        )
         product = functools.partial(jnp.matmul, precision=precision)
         name = f"{'full_' if precision else ''}{dtype}_teraflops_per_second"
         rows[name] = 2 * side**3 / seconds(product, a, a) / 1e12
@@ -50,7 +61,8 @@ class Check(NamedTuple):
     """Holds a method on the embedded models.
 
     function: pure, of `args` of a seed; returns tokens.
-    against: the exact method whose law it has, or None where the same is expected as on a CPU.
+    against: the exact method whose law it has, or None where the same is expected as on
+        a CPU.
     """
 
     name: str
@@ -64,16 +76,31 @@ class Check(NamedTuple):
 
 
 def image_checks(toy: bool) -> list[Check]:
-    """Makes every method for images. What takes decisions at random is compared by its law."""
-    window, model, draft = 3 if toy else 16, load("default", toy), load("default-draft", toy)
-    chains, causal, alone = ChainSpeculation(window), load("default-causal", toy), Plain()
+    """Makes every method for images. What takes decisions at random is compared by its
+    law."""
+    window, model, draft = (
+        3 if toy else 16,
+        load("default", toy),
+        load("default-draft", toy),
+    )
+    chains, causal, alone = (
+        ChainSpeculation(window),
+        load("default-causal", toy),
+        Plain(),
+    )
     paper = DraftSpeculation(draft, PaperCriterion(), 4)
     ways: list[tuple] = [
         ("plain", model, alone, "plain", None),
         ("chains", model, alone, chains, "plain"),
         ("self", model, SelfSpeculation(4), "plain", "plain"),
         ("self+chains", model, SelfSpeculation(4), chains, "plain"),
-        ("self, coupled+chains", model, SelfSpeculation(4, coupled=True), chains, "plain"),
+        (
+            "self, coupled+chains",
+            model,
+            SelfSpeculation(4, coupled=True),
+            chains,
+            "plain",
+        ),
         ("draft", model, DraftSpeculation(draft, gamma=4), "plain", "plain"),
         ("draft, paper's criterion", model, paper, "plain", "draft, paper's criterion"),
         ("released runner", model, ReleasedRunner(draft), "plain", "released runner"),
@@ -84,13 +111,17 @@ def image_checks(toy: bool) -> list[Check]:
     return [_image_check(name, labels, *way) for name, *way in ways]
 
 
-def _image_check(name: str, labels: list[int], target, method, denoise, against: str | None) -> Check:
+def _image_check(
+    name: str, labels: list[int], target, method, denoise, against: str | None
+) -> Check:
     asked = cspd_jax.Options(denoise=denoise, final_noise=name != "released runner")
     options = cspd_jax.image.resolve(target, method, asked, len(labels))
 
     def run(params, keys, labels):
         keys = jax.random.wrap_key_data(keys)
-        return cspd_jax.image.sample(target.network, params, keys, labels, options, method)[0]
+        return cspd_jax.image.sample(
+            target.network, params, keys, labels, options, method
+        )[0]
 
     def args(seed: int) -> tuple:
         keys = cspd_jax.row_keys(jax.random.key(seed), len(labels))
@@ -101,27 +132,42 @@ def _image_check(name: str, labels: list[int], target, method, denoise, against:
 
 def text_checks(toy: bool) -> list[Check]:
     """Makes greedy text and masked text, which are equal token for token."""
-    count, prompts = (8, held_out_prompts(2, 16, toy)) if toy else (64, held_out_prompts(4, 64, toy))
+    count, prompts = (
+        (8, held_out_prompts(2, 16, toy)) if toy else (64, held_out_prompts(4, 64, toy))
+    )
     target, model = load("text-default", toy), load("masked-default", toy)
-    asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, gamma=4, stop_ids=())
+    asked = cspd_jax.text.Options(
+        rule="block", max_new_tokens=count, gamma=4, stop_ids=()
+    )
     places = cspd_jax.masked.Options(max_new_tokens=count)
     small, masked = load("text-default-draft", toy), cspd_jax.masked
 
     def check(name: str, module: Any, *given: Any) -> Check:
         inputs = module.prepare(None, given[0], prompts, *given[1:])
-        return Check(name, lambda inputs: module.run(inputs).tokens, lambda seed: (inputs,))
+        return Check(
+            name, lambda inputs: module.run(inputs).tokens, lambda seed: (inputs,)
+        )
 
     return [
         check("text, plain", text_generation, target, None, asked),
         check("text, draft", text_generation, target, small, asked),
-        check("text, look-up", text_generation, target, cspd_jax.text.PromptLookup(), asked),
+        check(
+            "text, look-up",
+            text_generation,
+            target,
+            cspd_jax.text.PromptLookup(),
+            asked,
+        ),
         check("masked, stepwise", masked_generation, model, masked.Stepwise(), places),
-        check("masked, ssd", masked_generation, model, masked.SelfSpeculation(4), places),
+        check(
+            "masked, ssd", masked_generation, model, masked.SelfSpeculation(4), places
+        ),
     ]
 
 
 def does_it_run(run: Any, compiling: Callable, toy: bool) -> None:
-    """Adds a row for every method: whether it runs, and whether it gives what it gives on a CPU."""
+    """Adds a row for every method: whether it runs, and whether it gives what it gives
+    on a CPU."""
     devices = {"here": jax.devices()[0], "cpu": jax.devices("cpu")[-1]}
     checks: dict[str, Check] = {}
     for make in (image_checks, text_checks):
@@ -133,7 +179,11 @@ def does_it_run(run: Any, compiling: Callable, toy: bool) -> None:
     def program(name: str, where: str) -> Callable[[], Any]:
         check, device = checks[name], devices[where]
         with jax.default_matmul_precision("highest"), jax.default_device(device):
-            return compiling(lambda: jax.jit(check.function).lower(*jax.device_put(check.args(0), device)))
+            return compiling(
+                lambda: jax.jit(check.function).lower(
+                    *jax.device_put(check.args(0), device)
+                )
+            )
 
     def tokens(name: str, where: str, seed: int) -> np.ndarray:
         """Returns what the method makes there with a seed."""
@@ -155,20 +205,27 @@ def does_it_run(run: Any, compiling: Callable, toy: bool) -> None:
 
 
 def alike(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
-    """Says whether ids are equal, and numbers up to rounding that a chain of steps may carry on."""
+    """Says whether ids are equal, and numbers up to rounding that a chain of steps may
+    carry on."""
     if np.issubdtype(here.dtype, np.integer):
-        return {"as_on_a_cpu": bool(np.array_equal(here, cpu)), "equal_ids": float(np.mean(here == cpu))}
+        return {
+            "as_on_a_cpu": bool(np.array_equal(here, cpu)),
+            "equal_ids": float(np.mean(here == cpu)),
+        }
     apart = float(np.mean(np.abs(here - cpu))) / float(np.std(cpu))
     return {"as_on_a_cpu": bool(apart < 1e-2), "mean_difference": apart}
 
 
 def same_moments(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
-    """Compares mean and mean square of the images of two independent samples; false alarms: 1e-4."""
+    """Compares mean and mean square of the images of two independent samples; false
+    alarms: 1e-4."""
     least = 1.0
     for power in (1, 2):
         one, other = (np.mean(np.float64(a) ** power, axis=(1, 2)) for a in (here, cpu))
         error = math.sqrt(one.var(ddof=1) / len(one) + other.var(ddof=1) / len(other))
-        least = min(least, math.erfc(abs(one.mean() - other.mean()) / error / math.sqrt(2)))
+        least = min(
+            least, math.erfc(abs(one.mean() - other.mean()) / error / math.sqrt(2))
+        )
     return {
         "as_on_a_cpu": bool(min(1.0, 2 * least) > ALARM and np.all(np.isfinite(here))),
         "p_value": 2 * least,
@@ -176,16 +233,26 @@ def same_moments(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
 
 
 def profile(call: Callable[[], Any]) -> dict[str, Any]:
-    """Runs `call` once under jax.profiler: how long the device waits between kernels, and what is longest."""
+    """Runs `call` once under jax.profiler: how long the device waits between kernels,
+    and what is longest."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             call()
         file = next(Path(folder).rglob("*.xplane.pb"))
         planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
     on_device = [plane for plane in planes if "GPU" in plane.name]
-    lines = [line for plane in on_device or planes for line in plane.lines]  # a CPU has no plane of its own
-    events = [event for line in lines if "Stream" in line.name or not on_device for event in line.events]
-    kernels = sorted((event.start_ns, event.duration_ns, event.name) for event in events)
+    lines = [
+        line for plane in on_device or planes for line in plane.lines
+    ]  # a CPU has no plane of its own
+    events = [
+        event
+        for line in lines
+        if "Stream" in line.name or not on_device
+        for event in line.events
+    ]
+    kernels = sorted(
+        (event.start_ns, event.duration_ns, event.name) for event in events
+    )
     end, gaps, by_name = 0.0, [], collections.defaultdict(list)
     for start, duration, name in kernels:
         gaps += [start - end] if 0 < end < start else []
@@ -198,5 +265,8 @@ def profile(call: Callable[[], Any]) -> dict[str, Any]:
         "in_kernels_us": micro(sum(duration for _, duration, _ in kernels)),
         "between_kernels_us": micro(sum(gaps)),
         "median_gap_us": micro(statistics.median(gaps or [0.0])),
-        "longest": [{"kernel": name[:80], "calls": len(d), "us": micro(sum(d))} for name, d in longest],
+        "longest": [
+            {"kernel": name[:80], "calls": len(d), "us": micro(sum(d))}
+            for name, d in longest
+        ],
     }

@@ -1,12 +1,15 @@
-"""Masked-diffusion text: passes and seconds of self-speculation and of stepwise decoding, in one run.
+"""Masked-diffusion text: passes and seconds of self-speculation and of stepwise
+decoding, in one run.
 
-    python benchmarks/masked.py                 # the model that comes with the package, several minutes
-    python benchmarks/masked.py --only alone    # passes alone, of 23 prompts one at a time
-    python benchmarks/masked.py --only sampled  # temperatures and cuts as Dream and LLaDA are run
+    python benchmarks/masked.py                 # the model that comes with the package,
+    several minutes python benchmarks/masked.py --only alone    # passes alone, of 23
+    prompts one at a time python benchmarks/masked.py --only sampled  # temperatures and
+    cuts as Dream and LLaDA are run
 
-Prompts are beginnings of held-out texts. Every text is compared with that of its stepwise reference, and the
-number of identical ones is printed: in float32 a difference can only be a near-tie. Lossy methods come last
-in each table. Prints tables on standard error and one JSON object on standard output.
+Prompts are beginnings of held-out texts. Every text is compared with that of its
+stepwise reference, and the number of identical ones is printed: in float32 a difference
+can only be a near-tie. Lossy methods come last in each table. Prints tables on standard
+error and one JSON object on standard output.
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ CHAINS = {f"draft_len {n}": SelfSpeculation(n) for n in (1, 2, 4, 8)}
 SETS = {f"{n} texts": SelfSpeculation(texts=n) for n in (4, 8, 16, 32, 64)}
 
 
-def jobs(part: str, options: Options) -> Iterator[tuple[str, int, int, Options, dict[str, Any], int]]:
-    """Yields what is measured of a part: its name, prompts, how many of them side by side, options, ways, and
-    how often they are run."""
+def jobs(
+    part: str, options: Options
+) -> Iterator[tuple[str, int, int, Options, dict[str, Any], int]]:
+    """Yields what is measured of a part: its name, prompts, how many of them side by
+    side, options, ways, and how often they are run."""
     lossy = {"schedule, half the steps (lossy)": Schedule(options.max_new_tokens // 2)}
     for cached in (False, True):
         kind = "with a block cache" if cached else "without a cache"
@@ -46,7 +51,14 @@ def jobs(part: str, options: Options) -> Iterator[tuple[str, int, int, Options, 
         if part == "alone":
             yield kind, PROMPTS, 1, of_kind, {**CHAINS, **SETS}, 0
         for rows in (1, 8) if part == "greedy" else ():
-            yield kind, rows, rows, of_kind, {**CHAINS, **SETS, **({} if cached else lossy)}, REPEATS
+            yield (
+                kind,
+                rows,
+                rows,
+                of_kind,
+                {**CHAINS, **SETS, **({} if cached else lossy)},
+                REPEATS,
+            )
     for (name, recipe), temperature in itertools.product(RECIPES.items(), TEMPERATURES):
         if part == "sampled":
             some = dataclasses.replace(options, temperature=temperature, **recipe)
@@ -54,32 +66,60 @@ def jobs(part: str, options: Options) -> Iterator[tuple[str, int, int, Options, 
 
 
 def measure(model: Any, job: tuple, toy: bool) -> list[dict[str, Any]]:
-    """Returns a row for each way, beside stepwise decoding: seconds are the least of several runs."""
+    """Returns a row for each way, beside stepwise decoding: seconds are the least of
+    several runs."""
     name, count, side, options, ways, repeats = job
-    prompts = [ids[: len(ids) - i % 5] for i, ids in enumerate(held_out_prompts(count, 48, toy))]
+    prompts = [
+        ids[: len(ids) - i % 5]
+        for i, ids in enumerate(held_out_prompts(count, 48, toy))
+    ]
     batches = [prompts[i : i + side] for i in range(0, len(prompts), side)]
-    run = lambda way: [generate(jax.random.key(0), model, some, way, options) for some in batches]
+    run = lambda way: [
+        generate(jax.random.key(0), model, some, way, options) for some in batches
+    ]
     ways = {"stepwise": Stepwise(), **ways}
     if toy:
-        ways, repeats = {way: ways[way] for way in list(ways)[:: len(ways) - 1]}, min(repeats, 1)
-    found = timed({way: functools.partial(run, how) for way, how in ways.items()}, max(repeats, 1))
+        ways, repeats = (
+            {way: ways[way] for way in list(ways)[:: len(ways) - 1]},
+            min(repeats, 1),
+        )
+    found = timed(
+        {way: functools.partial(run, how) for way, how in ways.items()}, max(repeats, 1)
+    )
     (reference, base), rows = found["stepwise"], []
-    say(f"{name}, temperature {options.temperature:g}: {len(prompts)} prompts, {side} side by side")
+    say(
+        f"{name}, temperature {options.temperature:g}: {len(prompts)} prompts, {side}"
+        " side by side"
+    )
     for way, (made, seconds) in found.items():
-        passes, before = (sum(info.sequential for _, info in outputs) for outputs in (made, reference))
+        passes, before = (
+            sum(info.sequential for _, info in outputs) for outputs in (made, reference)
+        )
         same = [np.all(a.tokens == b.tokens, axis=1) for a, b in zip(made, reference)]
-        tested, accepted = (sum(int(np.sum(getattr(i, w))) for _, i in made) for w in ("tested", "accepted"))
+        tested, accepted = (
+            sum(int(np.sum(getattr(i, w))) for _, i in made)
+            for w in ("tested", "accepted")
+        )
         row = {
-            "kind": name, "temperature": options.temperature, "prompts": len(prompts), "batch": side,
-            "what": way, "passes": passes, "fewer_passes": before / passes, "identical": int(np.sum(same)),
+            "kind": name,
+            "temperature": options.temperature,
+            "prompts": len(prompts),
+            "batch": side,
+            "what": way,
+            "passes": passes,
+            "fewer_passes": before / passes,
+            "identical": int(np.sum(same)),
             "acceptance": accepted / tested if tested else None,
-        }  # fmt: skip
+        }
         if repeats:
             row |= {"seconds": seconds, "faster": base / seconds}
         shown = list(row)[4:]
         say(
             "  "
-            + ", ".join(f"{k} {row[k]:.3g}" if isinstance(row[k], float) else f"{k} {row[k]}" for k in shown)
+            + ", ".join(
+                f"{k} {row[k]:.3g}" if isinstance(row[k], float) else f"{k} {row[k]}"
+                for k in shown
+            )
         )
         rows.append(row)
     return rows
@@ -88,19 +128,28 @@ def measure(model: Any, job: tuple, toy: bool) -> list[dict[str, Any]]:
 def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument(
-        "--only", choices=("greedy", "sampled", "alone"), default="greedy", help="--toy does all"
+        "--only",
+        choices=("greedy", "sampled", "alone"),
+        default="greedy",
+        help="--toy does all",
     )
     return parser
 
 
 def main() -> None:
     args = begin(make_parser())
-    options = Options(max_new_tokens=8 if args.toy else PLACES, block=4 if args.toy else BLOCK)
+    options = Options(
+        max_new_tokens=8 if args.toy else PLACES, block=4 if args.toy else BLOCK
+    )
     model, rows = load("masked-default", args.toy), []
     for part in ("alone", "sampled", "greedy") if args.toy else (args.only,):
         several = list(jobs(part, options))
         for job in several[:: 5 if args.toy and part == "sampled" else 1]:
-            rows += measure(model, (*job[:1], 2, min(job[2], 2), *job[3:]) if args.toy else job, args.toy)
+            rows += measure(
+                model,
+                (*job[:1], 2, min(job[2], 2), *job[3:]) if args.toy else job,
+                args.toy,
+            )
     print(json.dumps({"machine": machine(), "rows": rows}))
 
 

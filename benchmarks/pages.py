@@ -23,7 +23,11 @@ def rows_of(file: Path) -> Rows:
 def alike(row: dict[str, Any]) -> tuple:
     """Returns what rows of different methods have in common: for a flow, its steps."""
     steps = re.search(r"flow\d+", row["options"])
-    names = [name for name in (*IDENTITY, "device", "jax") if name not in ("method", "options")]
+    names = [
+        name
+        for name in (*IDENTITY, "device", "jax")
+        if name not in ("method", "options")
+    ]
     return (steps and steps[0], *(row.get(name) for name in names))
 
 
@@ -32,31 +36,47 @@ def table(measured: Rows, counted: Rows) -> str:
     lines = []
     for row in measured:
         if row.get("what") == "device":
-            told = (f"{k.replace('_', ' ')} {v:.0f}" for k, v in row.items() if k.endswith("per_second"))
-            lines.append(f"{row['device']}, jax {row['jax']}, measured: {', '.join(told)}.\n")
+            told = (
+                f"{k.replace('_', ' ')} {v:.0f}"
+                for k, v in row.items()
+                if k.endswith("per_second")
+            )
+            lines.append(
+                f"{row['device']}, jax {row['jax']}, measured: {', '.join(told)}.\n"
+            )
     ran = [row for row in measured if row.get("what") == "runs"]
     if ran:
         others = [row["method"] for row in ran if not row["as_on_a_cpu"]]
         named = f"; **not {', '.join(others)}**" * bool(others)
-        lines.append(f"As on a CPU: {len(ran) - len(others)} of {len(ran)} methods{named}.\n")
+        lines.append(
+            f"As on a CPU: {len(ran) - len(others)} of {len(ran)} methods{named}.\n"
+        )
     lines += timed(measured, {_identity(row): row["seconds"] for row in counted})
     for row in measured:
         if row.get("what") == "profile":
             lines.append(
-                f"\nProfile of both levels: {row['kernels_run']} kernels, {row['in_kernels_us']:.0f} us,"
-                f" {row['between_kernels_us']:.0f} us between them (median {row['median_gap_us']} us)."
+                f"\nProfile of both levels: {row['kernels_run']} kernels,"
+                f" {row['in_kernels_us']:.0f} us,"
+                f" {row['between_kernels_us']:.0f} us between them (median"
+                f" {row['median_gap_us']} us)."
             )
     return "\n".join(lines)
 
 
 def timed(rows: Rows, modelled: dict[tuple, float] | None = None) -> list[str]:
-    """Writes rows with seconds as a table: measured beside modelled, or modelled with what limits them."""
+    """Writes rows with seconds as a table: measured beside modelled, or modelled with
+    what limits them."""
     rows = [row for row in rows if "seconds" in row]
-    plain = {alike(row): row["seconds"] for row in reversed(rows) if row["method"] in PLAIN}
+    plain = {
+        alike(row): row["seconds"] for row in reversed(rows) if row["method"] in PLAIN
+    }
     last, lines = "", []
     for row in rows:
         seconds = row["seconds"]
-        name = f"{row['model']}, {row['dtype']}, {row['batch']} side by side" + ", guidance" * row["guided"]
+        name = (
+            f"{row['model']}, {row['dtype']}, {row['batch']} side by side"
+            + ", guidance" * row["guided"]
+        )
         name, method = (
             name.replace(", 1 side by side", ""),
             row["method"] + f" ({row['options']})" * bool(row["options"]),
@@ -72,9 +92,15 @@ def timed(rows: Rows, modelled: dict[tuple, float] | None = None) -> list[str]:
             cells.append(f"{1e3 * model:.2f}" if model else "")
         lines.append(f"| {' | '.join(cells)} |")
         last = name
-    how = ("ms, modelled", ["kernels", "limit"]) if modelled is None else ("ms, measured", ["modelled"])
+    how = (
+        ("ms, modelled", ["kernels", "limit"])
+        if modelled is None
+        else ("ms, measured", ["modelled"])
+    )
     head = ["model", "method", how[0], "plain / this", *how[1]]
-    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines] if lines else []
+    return (
+        [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines] if lines else []
+    )
 
 
 def _identity(row: dict[str, Any]) -> tuple:
@@ -82,27 +108,46 @@ def _identity(row: dict[str, Any]) -> tuple:
 
 
 def faster(measured: Rows, counted: Rows, method: str) -> str:
-    """Says how many times faster than plain MAR-B is by a method, one image in bfloat16."""
+    """Says how many times faster than plain MAR-B is by a method, one image in
+    bfloat16."""
     for rows, how in ((measured, "measured"), (counted, "modelled")):
-        of_mar = [row for row in rows if _identity(row)[:4] == ("mar-base", "bfloat16", 1, False)]
-        seconds = {f"{row['method']}, {row['options']}": row["seconds"] for row in of_mar}
+        of_mar = [
+            row
+            for row in rows
+            if _identity(row)[:4] == ("mar-base", "bfloat16", 1, False)
+        ]
+        seconds = {
+            f"{row['method']}, {row['options']}": row["seconds"] for row in of_mar
+        }
         if method in seconds and "plain, " in seconds:
             ratio = seconds["plain, "] / seconds[method]
-            said = f"{ratio:.1f}x faster" if ratio >= 1 else f"{1 / ratio:.1f}x **slower**"
+            said = (
+                f"{ratio:.1f}x faster" if ratio >= 1 else f"{1 / ratio:.1f}x **slower**"
+            )
             device = re.sub(r"NVIDIA | 80GB HBM3|, modelled", "", of_mar[0]["device"])
             return f"{said} ({device}), {how}"
     raise LookupError(method)
 
 
 def pages(measured: Rows, counted: Rows) -> dict[Path, str]:
-    """Returns README.md and docs/benchmarks.md, with what stands between their marks as the rows have it."""
+    """Returns README.md and docs/benchmarks.md, with what stands between their marks as
+    the rows have it."""
     readme, page = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
     cell = lambda mark: f"{mark[1]}{faster(measured, counted, mark[2])}{mark[3]}"
-    found = {readme: re.sub(r"(<!-- gpu: (.*?) -->).*?(<!-- /gpu -->)", cell, readme.read_text())}
+    found = {
+        readme: re.sub(
+            r"(<!-- gpu: (.*?) -->).*?(<!-- /gpu -->)", cell, readme.read_text()
+        )
+    }
     text = page.read_text()
     parts = {"gpu": table(measured, counted), "modelled": "\n".join(timed(counted))}
     for name, part in parts.items() if measured else [("modelled", parts["modelled"])]:
         marks = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        text = re.sub(marks, lambda mark, part=part: f"{mark[1]}{part}\n{mark[2]}", text, flags=re.S)
+        text = re.sub(
+            marks,
+            lambda mark, part=part: f"{mark[1]}{part}\n{mark[2]}",
+            text,
+            flags=re.S,
+        )
     found[page] = text
     return found

@@ -1,14 +1,16 @@
-"""The tables, figures and the formula of Continuous Speculative Decoding (arXiv 2411.11925), by name.
+"""The tables, figures and the formula of Continuous Speculative Decoding (arXiv
+2411.11925), by name.
 
-    python benchmarks/paper.py --list
-    python benchmarks/paper.py table1 equation35 --out paper
-    python benchmarks/paper.py --out paper      # all of them
-    python benchmarks/paper.py table1 --steps ddim100 --gamma 3 8      # what docs/images.md shows
+    python benchmarks/paper.py --list python benchmarks/paper.py table1 equation35 --out
+    paper python benchmarks/paper.py --out paper      # all of them python
+    benchmarks/paper.py table1 --steps ddim100 --gamma 3 8      # what docs/images.md
+    shows
 
-Each item is FOLDER/NAME.json, NAME.md and NAME.png; one whose JSON is there is not made again. Every row says
-exact or lossy. The paper itself was not at hand: its tables are as public pages about it give them, and
-figures are plots whose values were not at hand. For time, the embedded models take 25 denoising steps, and
-ways whose draft model drafts anew after each rejection have the two smallest gammas.
+Each item is FOLDER/NAME.json, NAME.md and NAME.png; one whose JSON is there is not made
+again. Every row says exact or lossy. The paper itself was not at hand: its tables are
+as public pages about it give them, and figures are plots whose values were not at hand.
+For time, the embedded models take 25 denoising steps, and ways whose draft model drafts
+anew after each rejection have the two smallest gammas.
 """
 
 from __future__ import annotations
@@ -28,14 +30,21 @@ from toy import Parser, begin, load, machine, timed_images, write_results
 from cspd_jax import hub
 from cspd_jax._utils.files import write_text, written_beside
 from cspd_jax.coupling.draft_length import speedup
-from cspd_jax.image import DraftSpeculation, PaperCriterion, Plain, ReleasedRunner, SelfSpeculation
+from cspd_jax.image import (
+    DraftSpeculation,
+    PaperCriterion,
+    Plain,
+    ReleasedRunner,
+    SelfSpeculation,
+)
 from cspd_jax.image.generation import Request
 from cspd_jax.image.options import Options
 from cspd_jax.keys import seed_key
 from cspd_jax.reports.pictures import acceptance_maps, titled
 
-# Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256; acceptance without and with
-# alignment. What else the file quotes, acceptance and speed-up by prefill, is table 4, which is not made.
+# Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256;
+# acceptance without and with alignment. What else the file quotes, acceptance and
+# speed-up by prefill, is table 4, which is not made.
 QUOTED = json.loads((Path(__file__).parent / "results" / "paper.json").read_text())
 TABLE1 = {tuple(row[:3]): (row[3], row[4:]) for row in QUOTED["table1"]}
 TABLE3 = {tuple(row[:3]): tuple(row[3:5]) for row in QUOTED["table3_and_4"]}
@@ -49,7 +58,9 @@ METHODS: dict[str, Callable[..., Any]] = {
     "self": lambda draft, **given: SelfSpeculation(**given),
     "path": lambda draft, **given: DraftSpeculation(draft, **given),
     "official": lambda draft, **given: ReleasedRunner(draft, **given),
-    "paper": lambda draft, criterion=_PAPER, **given: DraftSpeculation(draft, criterion, **given),
+    "paper": lambda draft, criterion=_PAPER, **given: DraftSpeculation(
+        draft, criterion, **given
+    ),
 }
 PLAIN: dict[str, Any] = {"method": "plain"}
 SELF_CHAINS: dict[str, Any] = {"method": "self", "denoise": "speculative"}
@@ -74,14 +85,23 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """Writes floats with three digits."""
-        shown = lambda v: "" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v)
-        body = [self.columns, ["---"] * len(self.columns), *([shown(v) for v in row] for row in self.rows)]
-        return f"**{self.title}**\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in body)
+        shown = lambda v: (
+            "" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v)
+        )
+        body = [
+            self.columns,
+            ["---"] * len(self.columns),
+            *([shown(v) for v in row] for row in self.rows),
+        ]
+        return f"**{self.title}**\n\n" + "\n".join(
+            f"| {' | '.join(row)} |" for row in body
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """Holds images made in one way, and what happened; seconds are those of an image."""
+    """Holds images made in one way, and what happened; seconds are those of an
+    image."""
 
     tokens: np.ndarray
     labels: np.ndarray
@@ -101,17 +121,23 @@ class Made:
 
     @property
     def marks(self) -> np.ndarray:
-        """Returns what became of the draft of each token [N, L]: above 0 it was accepted, below rejected."""
+        """Returns what became of the draft of each token [N, L]: above 0 it was
+        accepted, below rejected."""
         return np.asarray(self.info.trace.marks)
 
     @property
     def error(self) -> float | None:
-        """Returns the standard error of the acceptance, images counting as independent."""
-        tested, accepted = (np.sum(a, axis=1).astype(float) for a in (self.marks != 0, self.marks > 0))
+        """Returns the standard error of the acceptance, images counting as
+        independent."""
+        tested, accepted = (
+            np.sum(a, axis=1).astype(float) for a in (self.marks != 0, self.marks > 0)
+        )
         if self.acceptance is None or len(tested) < 2:
             return None
         errors = accepted - self.acceptance * tested
-        return float(np.sqrt(np.sum(errors**2) * len(errors) / (len(errors) - 1)) / tested.sum())
+        return float(
+            np.sqrt(np.sum(errors**2) * len(errors) / (len(errors) - 1)) / tested.sum()
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,11 +156,14 @@ class Runs:
         denoise, make = given.pop("denoise", "plain"), METHODS[given.pop("method")]
         method = make(self.draft, **given)
         final_noise = method.needs_final_noise is not False
-        options = Options(denoise=denoise, final_noise=final_noise, respacing=self.args.steps)
+        options = Options(
+            denoise=denoise, final_noise=final_noise, respacing=self.args.steps
+        )
         return Request(seed_key(0), self.target, labels, method, options)
 
     def __call__(self, way: dict[str, Any], images: int = FEW) -> Made:
-        """Makes images, or returns those made before; the shortest of several runs counts."""
+        """Makes images, or returns those made before; the shortest of several runs
+        counts."""
         images = min(images, self.args.images or images)
         key = str([sorted(way.items(), key=str), images])
         if key not in self.kept:
@@ -144,11 +173,14 @@ class Runs:
             while not self.args.toy and sum(times) < 4 and len(times) < 6:
                 times.append(timed_images(request)[2])
             verdict = "exact" if info.exact else "lossy"
-            self.kept[key] = Made(tokens, request.labels, info, min(times) / images, verdict)
+            self.kept[key] = Made(
+                tokens, request.labels, info, min(times) / images, verdict
+            )
         return self.kept[key]
 
     def gammas(self, name: str) -> list[int]:
-        """Returns the gammas of a way: those that draft anew after each rejection have the two smallest."""
+        """Returns the gammas of a way: those that draft anew after each rejection have
+        the two smallest."""
         few = WAYS[name]["method"] in ("path", "paper")
         return self.args.gamma[: 2 if few else None]
 
@@ -171,17 +203,36 @@ def item(name: str, title: str) -> Callable:
 
 
 def _published(name: str, gamma: int | None, batch: int | None = None) -> float | None:
-    """Returns the paper's acceptance, or speed-up at a batch, for the ways that are the paper's."""
-    if name not in (OFFICIAL, PAPER) or (found := TABLE1.get((*PAIR, gamma or 0))) is None:
+    """Returns the paper's acceptance, or speed-up at a batch, for the ways that are the
+    paper's."""
+    if (
+        name not in (OFFICIAL, PAPER)
+        or (found := TABLE1.get((*PAIR, gamma or 0))) is None
+    ):
         return None
-    return found[0] if batch is None else dict(zip((1, 8, 128, 256), found[1])).get(batch)
+    return (
+        found[0] if batch is None else dict(zip((1, 8, 128, 256), found[1])).get(batch)
+    )
 
 
 def _timed(run: Runs, batch: int) -> list[tuple[str, int | None, Made]]:
-    found = [("plain", None, run(PLAIN, batch)), ("plain, with chains", None, run(
-        {**PLAIN, "denoise": "speculative"}, batch))]  # fmt: skip
-    found += [(n, g, run({**way, "gamma": g}, batch)) for n, way in WAYS.items() for g in run.gammas(n)]
-    return [*found, ("self, with chains", run.middle, run({**SELF_CHAINS, "gamma": run.middle}, batch))]
+    found = [
+        ("plain", None, run(PLAIN, batch)),
+        ("plain, with chains", None, run({**PLAIN, "denoise": "speculative"}, batch)),
+    ]
+    found += [
+        (n, g, run({**way, "gamma": g}, batch))
+        for n, way in WAYS.items()
+        for g in run.gammas(n)
+    ]
+    return [
+        *found,
+        (
+            "self, with chains",
+            run.middle,
+            run({**SELF_CHAINS, "gamma": run.middle}, batch),
+        ),
+    ]
 
 
 @item("table1", "Speed and acceptance by gamma and batch")
@@ -194,36 +245,101 @@ def table1(run: Runs) -> Item:
         for name, gamma, made in _timed(run, batch):
             backbone = float(backbones(plain) / backbones(made))
             faster = plain.seconds / made.seconds
-            rows.append((name, made.verdict, gamma, batch, made.acceptance, _published(name, gamma),
-                         made.calls, plain.calls / made.calls, backbone, made.seconds, faster,
-                         _published(name, gamma, batch)))  # fmt: skip
+            rows.append(
+                (
+                    name,
+                    made.verdict,
+                    gamma,
+                    batch,
+                    made.acceptance,
+                    _published(name, gamma),
+                    made.calls,
+                    plain.calls / made.calls,
+                    backbone,
+                    made.seconds,
+                    faster,
+                    _published(name, gamma, batch),
+                )
+            )
             if name in WAYS:
                 ratios.setdefault(f"{name} ({made.verdict})", []).append(faster)
         names = [str(gamma) for gamma in run.args.gamma]
-        charts.append(("", lines(ratios, f"seconds, plain / way, batch {batch}", "gamma", names)))
-    columns = ("way", "exact or lossy", "gamma", "batch", "acceptance", f"acceptance, {BESIDE}",
-               "calls in sequence", "fewer calls", "fewer calls of the target's backbone",
-               "seconds per image", "speed-up in seconds", f"speed-up, {BESIDE}")  # fmt: skip
+        charts.append(
+            ("", lines(ratios, f"seconds, plain / way, batch {batch}", "gamma", names))
+        )
+    columns = (
+        "way",
+        "exact or lossy",
+        "gamma",
+        "batch",
+        "acceptance",
+        f"acceptance, {BESIDE}",
+        "calls in sequence",
+        "fewer calls",
+        "fewer calls of the target's backbone",
+        "seconds per image",
+        "speed-up in seconds",
+        f"speed-up, {BESIDE}",
+    )
     theirs = [(*pair, alpha, *speeds) for pair, (alpha, speeds) in TABLE1.items()]
-    names = ["target", "draft", "gamma", "acceptance", "batch 1", "batch 8", "batch 128", "batch 256"]
-    return [Table("Ours", columns, rows), Table("The paper's", names, theirs)], titled(charts)
+    names = [
+        "target",
+        "draft",
+        "gamma",
+        "acceptance",
+        "batch 1",
+        "batch 8",
+        "batch 128",
+        "batch 256",
+    ]
+    return [Table("Ours", columns, rows), Table("The paper's", names, theirs)], titled(
+        charts
+    )
 
 
 @item("table3", "Acceptance without and with alignment of the chains")
 def table3(run: Runs) -> Item:
     rows, series = [], {}
     paper = TABLE3.get((*PAIR, run.least), (None, None))
-    for name, criterion in ((PAPER, _PAPER), ("paper, inner temperature 42",
-                            PaperCriterion(inner_temperature=42.0))):  # fmt: skip
+    for name, criterion in (
+        (PAPER, _PAPER),
+        ("paper, inner temperature 42", PaperCriterion(inner_temperature=42.0)),
+    ):
         ways = (dataclasses.replace(criterion, align=align) for align in (False, True))
-        off, on = (run({**WAYS[PAPER], "gamma": run.least, "criterion": way}) for way in ways)
-        rows.append((name, on.verdict, run.least, off.acceptance, off.error, on.acceptance, on.error, *paper))
+        off, on = (
+            run({**WAYS[PAPER], "gamma": run.least, "criterion": way}) for way in ways
+        )
+        rows.append(
+            (
+                name,
+                on.verdict,
+                run.least,
+                off.acceptance,
+                off.error,
+                on.acceptance,
+                on.error,
+                *paper,
+            )
+        )
         series[f"{name} ({on.verdict})"] = [off.acceptance, on.acceptance]
-    columns = ["way", "exact or lossy", "gamma", "own noise", "standard error", "shared noise",
-               "standard error", f"{BESIDE}, own", f"{BESIDE}, shared"]  # fmt: skip
+    columns = [
+        "way",
+        "exact or lossy",
+        "gamma",
+        "own noise",
+        "standard error",
+        "shared noise",
+        "standard error",
+        f"{BESIDE}, own",
+        f"{BESIDE}, shared",
+    ]
     theirs = [(*pair, *found) for pair, found in TABLE3.items()]
-    whole = Table("The paper's", ["target", "draft", "gamma", "own noise", "shared noise"], theirs)
-    chart = lines(series, "acceptance", "noise of the two chains", ["own", "shared"], top=1.0)
+    whole = Table(
+        "The paper's", ["target", "draft", "gamma", "own noise", "shared noise"], theirs
+    )
+    chart = lines(
+        series, "acceptance", "noise of the two chains", ["own", "shared"], top=1.0
+    )
     return [Table("Ours", columns, rows), whole], chart
 
 
@@ -235,20 +351,40 @@ def figure16(run: Runs) -> Item:
         tested, accepted = made.marks != 0, made.marks > 0
         rows.append((name, made.verdict, made.acceptance))
         captions = [run.target.class_name(int(label)) for label in made.labels]
-        pages.append((f"{name} ({made.verdict})", acceptance_maps(tested, accepted, captions)))
+        pages.append(
+            (f"{name} ({made.verdict})", acceptance_maps(tested, accepted, captions))
+        )
     return [Table("Ours", ["way", "exact or lossy", "acceptance"], rows)], titled(pages)
 
 
-@item("equation35", "The speed-up that the formula predicts, and the one that was measured")
+@item(
+    "equation35",
+    "The speed-up that the formula predicts, and the one that was measured",
+)
 def equation35(run: Runs) -> Item:
-    """Compares the paper's (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)) with its own numbers."""
+    """Compares the paper's (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)) with
+    its own numbers."""
     found = {gamma: of for (*pair, gamma), of in TABLE1.items() if tuple(pair) == PAIR}
-    rows = [(gamma, alpha, float(speedup(alpha, gamma, COST)), speeds[3], 1 / (COST + 1 / gamma))
-            for gamma, (alpha, speeds) in found.items()]  # fmt: skip
+    rows = [
+        (
+            gamma,
+            alpha,
+            float(speedup(alpha, gamma, COST)),
+            speeds[3],
+            1 / (COST + 1 / gamma),
+        )
+        for gamma, (alpha, speeds) in found.items()
+    ]
     names = ["gamma", "alpha", "Eq. 35", "measured by the paper", "1 / (c + 1 / gamma)"]
-    series = {name: [row[at] for row in rows] for at, name in ((2, names[2]), (3, names[3]))}
-    chart = lines(series, f"speed-up, c = {COST}", "gamma", [str(gamma) for gamma in found])
-    return [Table(f"The paper's own numbers in its formula, c = {COST}", names, rows)], chart
+    series = {
+        name: [row[at] for row in rows] for at, name in ((2, names[2]), (3, names[3]))
+    }
+    chart = lines(
+        series, f"speed-up, c = {COST}", "gamma", [str(gamma) for gamma in found]
+    )
+    return [
+        Table(f"The paper's own numbers in its formula, c = {COST}", names, rows)
+    ], chart
 
 
 def write(name: str, run: Runs, folder: Path) -> None:
@@ -256,30 +392,68 @@ def write(name: str, run: Runs, folder: Path) -> None:
     title, make = ITEMS[name]
     begun = time.perf_counter()
     tables, drawn = make(run)
-    told = {"name": name, "title": title, "target": run.target.name, "draft": run.draft.name,
-            "steps": run.args.steps, "seconds": time.perf_counter() - begun, "machine": machine(),
-            "tables": [table._asdict() for table in tables]}  # fmt: skip
+    told = {
+        "name": name,
+        "title": title,
+        "target": run.target.name,
+        "draft": run.draft.name,
+        "steps": run.args.steps,
+        "seconds": time.perf_counter() - begun,
+        "machine": machine(),
+        "tables": [table._asdict() for table in tables],
+    }
     with written_beside(folder / f"{name}.png") as partial:
-        drawn.convert("RGB").quantize(32, dither=Image.Dither.NONE).save(partial, format="PNG", optimize=True)
-    page = [f"# {name}: {title}", *(table.markdown() for table in tables), f"![{title}]({name}.png)"]
+        drawn.convert("RGB").quantize(32, dither=Image.Dither.NONE).save(
+            partial, format="PNG", optimize=True
+        )
+    page = [
+        f"# {name}: {title}",
+        *(table.markdown() for table in tables),
+        f"![{title}]({name}.png)",
+    ]
     write_text(folder / f"{name}.md", "\n\n".join(page) + "\n")
     write_results(folder / f"{name}.json", told)
 
 
 def make_parser() -> Parser:
-    small = {"images": 2, "batch": [2], "gamma": [2], "steps": "ddim5", "out": Path("paper")}
+    small = {
+        "images": 2,
+        "batch": [2],
+        "gamma": [2],
+        "steps": "ddim5",
+        "out": Path("paper"),
+    }
     parser = Parser(__doc__, **small)
     parser.add_argument(
-        "names", nargs="*", choices=[*ITEMS, "all"], default="all", metavar="NAME", help="(all)"
+        "names",
+        nargs="*",
+        choices=[*ITEMS, "all"],
+        default="all",
+        metavar="NAME",
+        help="(all)",
     )
-    parser.add_argument("--list", action="store_true", help="name the items, and make none")
-    parser.add_argument("--out", type=Path, default=Path("paper"), metavar="FOLDER", help="(paper)")
-    parser.add_argument("--target", default="default", help="a name or folder (default)")
-    parser.add_argument("--draft", default="default-draft", help="the smaller model (default-draft)")
+    parser.add_argument(
+        "--list", action="store_true", help="name the items, and make none"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("paper"), metavar="FOLDER", help="(paper)"
+    )
+    parser.add_argument(
+        "--target", default="default", help="a name or folder (default)"
+    )
+    parser.add_argument(
+        "--draft", default="default-draft", help="the smaller model (default-draft)"
+    )
     parser.add_argument("--images", type=int, help="at most so many in a row")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="of table 1 (1 8)")
-    parser.add_argument("--gamma", type=int, nargs="+", default=[4, 8, 32], help="(4 8 32)")
-    parser.add_argument("--steps", help=f"denoising steps (the model's own; embedded: {EMBEDDED_STEPS})")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[1, 8], help="of table 1 (1 8)"
+    )
+    parser.add_argument(
+        "--gamma", type=int, nargs="+", default=[4, 8, 32], help="(4 8 32)"
+    )
+    parser.add_argument(
+        "--steps", help=f"denoising steps (the model's own; embedded: {EMBEDDED_STEPS})"
+    )
     return parser
 
 
@@ -288,7 +462,13 @@ def main() -> None:
     if args.list:
         print("\n".join(f"{name:<12} {title}" for name, (title, _) in ITEMS.items()))
         return
-    names = args.names if "all" not in args.names else ["table3", "figure16"] if args.toy else list(ITEMS)
+    names = (
+        args.names
+        if "all" not in args.names
+        else ["table3", "figure16"]
+        if args.toy
+        else list(ITEMS)
+    )
     args.steps = args.steps or (EMBEDDED_STEPS if args.target in hub.DEFAULTS else None)
     args.gamma.sort()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
-"""MAR's sampling loop in PyTorch, written from its description, to compare speed and numbers with.
+"""MAR's sampling loop in PyTorch, written from its description, to compare speed and
+numbers with.
 
-It does what the public implementation does, in the same order: the encoder runs on the known tokens only,
-every denoising step is one full call of the head (time embedding, condition embedding and modulations
-included), every AR step draws its noise as it goes. Module names are those of the published checkpoints.
+It does what the public implementation does, in the same order: the encoder runs on the
+known tokens only, every denoising step is one full call of the head (time embedding,
+condition embedding and modulations included), every AR step draws its noise as it goes.
+Module names are those of the published checkpoints.
 """
 
 from __future__ import annotations
@@ -29,8 +31,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, w = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, w))
+        q, k, v = (
+            self.qkv(x)
+            .reshape(b, n, 3, self.heads, w // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
+        return self.proj(
+            F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, w)
+        )
 
 
 class Mlp(nn.Module):
@@ -59,13 +67,19 @@ class Block(nn.Module):
 class TimestepEmbedder(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width)
+        )
 
     def forward(self, t: Tensor) -> Tensor:
-        frequencies = torch.exp(-math.log(10_000) * torch.arange(128, device=t.device).float() / 128)
+        frequencies = torch.exp(
+            -math.log(10_000) * torch.arange(128, device=t.device).float() / 128
+        )
         angles = t[:, None].float() * frequencies[None]
         return self.mlp(
-            torch.cat([torch.cos(angles), torch.sin(angles)], dim=-1).to(self.mlp[0].weight.dtype)
+            torch.cat([torch.cos(angles), torch.sin(angles)], dim=-1).to(
+                self.mlp[0].weight.dtype
+            )
         )
 
 
@@ -73,7 +87,9 @@ class ResBlock(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.in_ln = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width)
+        )
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -112,15 +128,23 @@ class Head(nn.Module):
 
 
 class DiffLoss(nn.Module):
-    """Holds the head under the name that the checkpoints give it, with the sampling chain."""
+    """Holds the head under the name that the checkpoints give it, with the sampling
+    chain."""
 
     def __init__(self, c: MARConfig):
         super().__init__()
         self.net = Head(c)
 
-    def sample(self, z: Tensor, s: Schedule, noise: Tensor | None, temperature: float, cfg: float) -> Tensor:
-        """Draws z [R, D] (twice the rows with guidance) -> x_0 [n, d]. noise [T + 1, n, d] or None: drawn
-        here."""
+    def sample(
+        self,
+        z: Tensor,
+        s: Schedule,
+        noise: Tensor | None,
+        temperature: float,
+        cfg: float,
+    ) -> Tensor:
+        """Draws z [R, D] (twice the rows with guidance) -> x_0 [n, d]. noise [T + 1, n,
+        d] or None: drawn here."""
         guided = cfg != 1.0
         rows, dim = z.shape[0] // (1 + guided), self.net.input_proj.in_features
         x = z.new_empty(rows, dim).normal_() if noise is None else noise[-1]
@@ -130,11 +154,22 @@ class DiffLoss(nn.Module):
             eps, v = out.split(dim, dim=-1)
             if guided:
                 conditional, unconditional = eps.chunk(2)
-                eps, v = unconditional + cfg * (conditional - unconditional), v.chunk(2)[0]
+                eps, v = (
+                    unconditional + cfg * (conditional - unconditional),
+                    v.chunk(2)[0],
+                )
             f = (v + 1) / 2
-            log_var = f * float(s.log_betas[i]) + (1 - f) * float(s.posterior_log_variance_clipped[i])
-            x0 = float(s.sqrt_recip_alphas_cumprod[i]) * x - float(s.sqrt_recipm1_alphas_cumprod[i]) * eps
-            x = float(s.posterior_mean_coef1[i]) * x0 + float(s.posterior_mean_coef2[i]) * x
+            log_var = f * float(s.log_betas[i]) + (1 - f) * float(
+                s.posterior_log_variance_clipped[i]
+            )
+            x0 = (
+                float(s.sqrt_recip_alphas_cumprod[i]) * x
+                - float(s.sqrt_recipm1_alphas_cumprod[i]) * eps
+            )
+            x = (
+                float(s.posterior_mean_coef1[i]) * x0
+                + float(s.posterior_mean_coef2[i]) * x
+            )
             if i > 0:
                 step_noise = torch.randn_like(x) if noise is None else noise[i]
                 x = x + torch.exp(0.5 * log_var) * step_noise * temperature
@@ -166,11 +201,17 @@ class MAR(nn.Module):
         self.diffloss = DiffLoss(c)
 
     def context(self, tokens: Tensor, mask: Tensor, class_embedding: Tensor) -> Tensor:
-        """Computes tokens [B, L, d], mask [B, L] (1 = unknown), as many known in every row -> z [B, L, D]."""
+        """Computes tokens [B, L, d], mask [B, L] (1 = unknown), as many known in every
+        row -> z [B, L, D]."""
         c = self.config
         batch, buffer = tokens.shape[0], c.buffer_size
-        x = torch.cat([class_embedding[:, None].expand(-1, buffer, -1), self.z_proj(tokens)], dim=1)
-        known = torch.cat([mask.new_ones(batch, buffer, dtype=torch.bool), mask < 0.5], dim=1)
+        x = torch.cat(
+            [class_embedding[:, None].expand(-1, buffer, -1), self.z_proj(tokens)],
+            dim=1,
+        )
+        known = torch.cat(
+            [mask.new_ones(batch, buffer, dtype=torch.bool), mask < 0.5], dim=1
+        )
         x = self.z_proj_ln(x + self.encoder_pos_embed_learned)
         x = x[known].reshape(batch, -1, c.encoder_width)
         for block in self.encoder_blocks:
@@ -202,22 +243,34 @@ class MAR(nn.Module):
         """
         batch, length, halves = labels.shape[0], self.config.seq_len, 1 + (cfg != 1.0)
         orders = torch.as_tensor(np.ascontiguousarray(orders))
-        tokens, mask = torch.zeros(batch, length, self.config.token_dim), torch.ones(batch, length)
-        embedding = torch.cat([self.class_emb(labels), self.fake_latent.expand(batch, -1)])[: halves * batch]
+        tokens, mask = (
+            torch.zeros(batch, length, self.config.token_dim),
+            torch.ones(batch, length),
+        )
+        embedding = torch.cat(
+            [self.class_emb(labels), self.fake_latent.expand(batch, -1)]
+        )[: halves * batch]
         for step, masked in enumerate(mask_lengths(length, num_iter)):
-            z = self.context(tokens.repeat(halves, 1, 1), mask.repeat(halves, 1), embedding)
+            z = self.context(
+                tokens.repeat(halves, 1, 1), mask.repeat(halves, 1), embedding
+            )
             after = torch.zeros_like(mask).scatter(1, orders[:, :masked], 1.0)
-            predicted = mask > 0.5 if step == num_iter - 1 else (mask > 0.5) & (after < 0.5)
+            predicted = (
+                mask > 0.5 if step == num_iter - 1 else (mask > 0.5) & (after < 0.5)
+            )
             mask, z = after, z[predicted.repeat(halves, 1)]
             scale = 1 + (cfg - 1) * (length - masked) / length
             if len(z):
                 here = torch.as_tensor(noise)[:, predicted]
-                tokens[predicted] = self.diffloss.sample(z, schedule, here, temperature, scale)
+                tokens[predicted] = self.diffloss.sample(
+                    z, schedule, here, temperature, scale
+                )
         return tokens
 
 
 def random_model(config: MARConfig, seed: int = 0) -> MAR:
-    """Makes every parameter random and small: the weights mean nothing, the samples stay finite."""
+    """Makes every parameter random and small: the weights mean nothing, the samples
+    stay finite."""
     torch.manual_seed(seed)
     model = MAR(config).eval()
     with torch.no_grad():
@@ -234,6 +287,10 @@ def to_jax(model: MAR) -> dict:
     from cspd_jax.converters import mar
 
     def whole(array: np.ndarray) -> SimpleNamespace:
-        return SimpleNamespace(array=array, shape=array.shape, dtype=array.dtype, numpy=lambda: array)
+        return SimpleNamespace(
+            array=array, shape=array.shape, dtype=array.dtype, numpy=lambda: array
+        )
 
-    return mar.FORMAT.convert(model.config, {k: whole(v.numpy()) for k, v in model.state_dict().items()})
+    return mar.FORMAT.convert(
+        model.config, {k: whole(v.numpy()) for k, v in model.state_dict().items()}
+    )

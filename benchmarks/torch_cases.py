@@ -1,7 +1,10 @@
-"""The loops of published PyTorch implementations, timed on the same device as ours, in the same process.
+"""The loops of published PyTorch implementations, timed on the same device as ours, in
+the same process.
 
-Images: MAR's loop (reference_torch.py), eagerly, and with the head's whole chain as one captured CUDA graph,
-which is what an engineer would do first. Text: transformers' greedy `generate`. Weights are random.
+Images: MAR's loop (reference_torch.py), eagerly, and with the head's whole chain as one
+    captured CUDA graph,
+which is what an engineer would do first. Text: transformers' greedy `generate`. Weights
+are random.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class TorchCase:
 
 
 def can_run(case: Case | TorchCase) -> bool:
-    """Says why where it cannot: a package is missing, or a graph would be captured on a CPU."""
+    """Says why where it cannot: a package is missing, or a graph would be captured on a
+    CPU."""
     if isinstance(case, Case):
         return True
     name, method = case.about["model"], case.about["method"]
@@ -52,7 +56,9 @@ def can_run(case: Case | TorchCase) -> bool:
 
 
 def versions() -> dict[str, str]:
-    there = [name for name in ("torch", "transformers") if importlib.util.find_spec(name)]
+    there = [
+        name for name in ("torch", "transformers") if importlib.util.find_spec(name)
+    ]
     return {name: importlib.metadata.version(name) for name in there}
 
 
@@ -74,9 +80,15 @@ def waited_for() -> Iterator[None]:
 
 
 def mar_case(
-    name: str, how: str, scale: Scale, batch: int = 1, guided: bool = False, dtype: str = "bfloat16"
+    name: str,
+    how: str,
+    scale: Scale,
+    batch: int = 1,
+    guided: bool = False,
+    dtype: str = "bfloat16",
 ) -> TorchCase:
-    """Makes tokens of MAR's loop behind 3/8 of an image. how: "eager", or "graph" for a captured chain."""
+    """Makes tokens of MAR's loop behind 3/8 of an image. how: "eager", or "graph" for a
+    captured chain."""
     config, tokens = scale.of(MAR_PRESETS[name]), min(scale.tokens, 8)
 
     def prepare() -> Callable[[], Any]:
@@ -84,14 +96,22 @@ def mar_case(
         import torch
 
         schedule = sampling_schedule(config.respacing if scale.toy else "ddim100")
-        rows, length, first = (1 + guided) * batch, config.seq_len, config.seq_len * 3 // 8
-        with torch.device(device()):  # not around what is timed, where it slows every call
+        rows, length, first = (
+            (1 + guided) * batch,
+            config.seq_len,
+            config.seq_len * 3 // 8,
+        )
+        with torch.device(
+            device()
+        ):  # not around what is timed, where it slows every call
             model = reference_torch.MAR(config).to(getattr(torch, dtype))
         with waited_for():
             for parameter in model.parameters():
                 parameter.normal_(0.0, 0.02)
             embedding = model.fake_latent.expand(rows, -1)
-            chain = lambda z: model.diffloss.sample(z, schedule, None, 1.0, 3.0 if guided else 1.0)
+            chain = lambda z: model.diffloss.sample(
+                z, schedule, None, 1.0, 3.0 if guided else 1.0
+            )
             if how == "graph":
                 chain = captured(chain, embedding.new_zeros(rows, config.decoder_width))
 
@@ -101,7 +121,9 @@ def mar_case(
                 for at in range(first, first + tokens):
                     mask = known.new_ones(rows, length)
                     mask[:, :at] = 0
-                    z = model.context(known.repeat(1 + guided, 1, 1), mask, embedding)[:, at]
+                    z = model.context(known.repeat(1 + guided, 1, 1), mask, embedding)[
+                        :, at
+                    ]
                     known[:, at] = chain(z)
             return known
 
@@ -122,16 +144,21 @@ def whole_case(scale: Scale, batch: int) -> TorchCase:
         model, random = reference_torch.random_model(config), np.random.default_rng(0)
         schedule, length = sampling_schedule(config.respacing), config.seq_len
         orders = np.stack([random.permutation(length) for _ in range(batch)])
-        noise = random.standard_normal((schedule.num_steps + 1, batch, length, config.token_dim), np.float32)
+        noise = random.standard_normal(
+            (schedule.num_steps + 1, batch, length, config.token_dim), np.float32
+        )
         labels = torch.zeros(batch, dtype=torch.long)
-        return lambda: model.sample(labels, schedule, num_iter=length, orders=orders, noise=noise)
+        return lambda: model.sample(
+            labels, schedule, num_iter=length, orders=orders, noise=noise
+        )
 
     row = about("mar-small", "torch-eager", batch=batch, dtype="float32")
     return TorchCase(row, config.seq_len, prepare)
 
 
 def captured(function: Callable, example: Any) -> Callable:
-    """Makes the function one CUDA graph, which is replayed on other values of its argument."""
+    """Makes the function one CUDA graph, which is replayed on other values of its
+    argument."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -160,21 +187,30 @@ def text_case(scale: Scale) -> TorchCase:
         import transformers
 
         config = transformers.GPTNeoXConfig(
-            vocab_size=c.vocab_size, hidden_size=c.width, num_hidden_layers=c.depth,
-            num_attention_heads=c.heads, intermediate_size=c.mlp_width,
+            vocab_size=c.vocab_size,
+            hidden_size=c.width,
+            num_hidden_layers=c.depth,
+            num_attention_heads=c.heads,
+            intermediate_size=c.mlp_width,
             max_position_embeddings=c.max_positions,
-        )  # fmt: skip
+        )
         with torch.device(device()):
             model = transformers.GPTNeoXForCausalLM(config).to(torch.bfloat16).eval()
-            prompt = torch.tensor(np.random.default_rng(0).integers(3, c.known_ids, (1, PROMPT)))
+            prompt = torch.tensor(
+                np.random.default_rng(0).integers(3, c.known_ids, (1, PROMPT))
+            )
             there = torch.ones_like(prompt)
 
         def run() -> Any:
             with waited_for():
                 return model.generate(
-                    prompt, attention_mask=there, max_new_tokens=count, min_new_tokens=count, do_sample=False,
+                    prompt,
+                    attention_mask=there,
+                    max_new_tokens=count,
+                    min_new_tokens=count,
+                    do_sample=False,
                     pad_token_id=0,
-                )  # fmt: skip
+                )
 
         return run
 

@@ -1,10 +1,12 @@
-"""Serves all programs: their arguments, `--toy`, how they time, and how they write what they found.
+"""Serves all programs: their arguments, `--toy`, how they time, and how they write what
+they found.
 
-`--toy` runs all of a program's code in seconds, on tiny random models, to see that it runs.
+`--toy` runs all of a program's code in seconds, on tiny random models, to see that it
+runs.
 
-Numbers that come out mean nothing. A toy model is the shipped one of its name with few and narrow layers, 16
-tokens and 5 denoising steps. What a program writes goes into a temporary folder that ends with the process,
-unless a file is named.
+Numbers that come out mean nothing. A toy model is the shipped one of its name with few
+and narrow layers, 16 tokens and 5 denoising steps. What a program writes goes into a
+temporary folder that ends with the process, unless a file is named.
 """
 
 from __future__ import annotations
@@ -40,28 +42,60 @@ from cspd_jax.training.data.text import documents
 STEPS = 5
 _NARROW = {
     "mar": {
-        "seq_len": 16, "token_dim": 64, "patch_size": 8, "buffer_size": 2, "encoder_width": 16,
-        "encoder_depth": 1, "encoder_heads": 2, "decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2,
-        "head_depth": 1, "head_width": 16, "respacing": f"ddim{STEPS}",
+        "seq_len": 16,
+        "token_dim": 64,
+        "patch_size": 8,
+        "buffer_size": 2,
+        "encoder_width": 16,
+        "encoder_depth": 1,
+        "encoder_heads": 2,
+        "decoder_width": 16,
+        "decoder_depth": 1,
+        "decoder_heads": 2,
+        "head_depth": 1,
+        "head_width": 16,
+        "respacing": f"ddim{STEPS}",
     },
     "sphere": {
-        "seq_len": 16, "token_dim": 64, "patch_size": 8, "class_tokens": 2, "width": 16, "depth": 1,
-        "heads": 2, "head_depth": 1, "head_width": 16, "respacing": f"flow{STEPS}",
+        "seq_len": 16,
+        "token_dim": 64,
+        "patch_size": 8,
+        "class_tokens": 2,
+        "width": 16,
+        "depth": 1,
+        "heads": 2,
+        "head_depth": 1,
+        "head_width": 16,
+        "respacing": f"flow{STEPS}",
     },
-    "lm": {"width": 16, "depth": 1, "heads": 2, "kv_heads": 2, "head_dim": 8, "mlp_width": 16},
-}  # fmt: skip
+    "lm": {
+        "width": 16,
+        "depth": 1,
+        "heads": 2,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "mlp_width": 16,
+    },
+}
 
 
 class Parser(argparse.ArgumentParser):
     """Reads the arguments of a program, --toy among them.
 
-    small: by name, what --toy gives to arguments that are not given; a path lies in a temporary folder.
+    small: by name, what --toy gives to arguments that are not given; a path lies in a
+        temporary folder.
     """
 
     def __init__(self, about: str | None, **small: Any):
-        super().__init__(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(
+            description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         self._small = small
-        self.add_argument("--toy", action="store_true", help="all of it in seconds, on tiny random models")
+        self.add_argument(
+            "--toy",
+            action="store_true",
+            help="all of it in seconds, on tiny random models",
+        )
 
     def parse_args(self, args=None, namespace=None):
         given = sys.argv[1:] if args is None else list(args)
@@ -75,7 +109,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
-    """Returns the arguments; with --toy programs are compiled quickly, and caches are their own."""
+    """Returns the arguments; with --toy programs are compiled quickly, and caches are
+    their own."""
     args = parser.parse_args()
     if args.toy:
         os.environ["XDG_CACHE_HOME"] = str(scratch() / "cache")
@@ -102,9 +137,22 @@ def write_results(file: Path | None, found: Any) -> None:
 
 def machine() -> dict[str, Any]:
     """Names what seconds were measured on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {**device(), "versions": versions(), "processor": [*names, ""][0], "cores": os.cpu_count()}
+    lines = (
+        Path("/proc/cpuinfo").read_text().splitlines()
+        if os.path.exists("/proc/cpuinfo")
+        else []
+    )
+    names = [
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    ]
+    return {
+        **device(),
+        "versions": versions(),
+        "processor": [*names, ""][0],
+        "cores": os.cpu_count(),
+    }
 
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="toy-")  # ends with the process
@@ -120,20 +168,33 @@ def load(name: str, toy: bool = True) -> Any:
         return hub.load(name)
     network, params, metadata = _random(name)
     if name in hub.DEFAULTS:
-        return models.ImageModel(name, network, params, metadata, class_names=tuple("0123456789"))
-    return models.TextModel(name, network, params, metadata, folder=hub.shipped_folder(name))
+        return models.ImageModel(
+            name, network, params, metadata, class_names=tuple("0123456789")
+        )
+    return models.TextModel(
+        name, network, params, metadata, folder=hub.shipped_folder(name)
+    )
 
 
 @functools.cache
 def _random(name: str) -> tuple[Any, Any, dict[str, Any]]:
     """Returns the network, random parameters and metadata of a toy.
 
-    Drafts are the models that they draft for, with other last digits, so that they are often right.
+    Drafts are the models that they draft for, with other last digits, so that they are
+    often right.
     """
     metadata = weights.read_description(hub.shipped_folder(name))
     config = narrow(metadata.pop("config"))
-    network = lm.LM(config) if isinstance(config, LMConfig) else kind_of(config).network(config)
-    return network, random_params(config, 0.02 if name.endswith("-draft") else 0.0), metadata
+    network = (
+        lm.LM(config)
+        if isinstance(config, LMConfig)
+        else kind_of(config).network(config)
+    )
+    return (
+        network,
+        random_params(config, 0.02 if name.endswith("-draft") else 0.0),
+        metadata,
+    )
 
 
 def narrow(config: Any) -> Any:
@@ -150,19 +211,26 @@ def random_params(config: Any, apart: float = 0.0) -> Any:
 
     def drawn(shape):
         values = 0.2 * random.standard_normal(shape.shape, np.float32)
-        return values + np.float32(apart) * other.standard_normal(shape.shape, np.float32)
+        return values + np.float32(apart) * other.standard_normal(
+            shape.shape, np.float32
+        )
 
     module = lm if isinstance(config, LMConfig) else kind_of(config)
-    return jax.tree.map(lambda shape: jnp.asarray(drawn(shape)), module.abstract_params(config))
+    return jax.tree.map(
+        lambda shape: jnp.asarray(drawn(shape)), module.abstract_params(config)
+    )
 
 
 def held_out_prompts(count: int, length: int, toy: bool) -> list[list[int]]:
-    """Returns the beginnings of held-out texts that are several times as long, as the shipped models' ids.
+    """Returns the beginnings of held-out texts that are several times as long, as the
+    shipped models' ids.
 
     The corpus of the shipped models takes a while to read; a toy has other texts.
     """
     if toy:
-        lines = (Path(__file__).parent / "prompts" / "train.txt").read_text().splitlines()
+        lines = (
+            (Path(__file__).parent / "prompts" / "train.txt").read_text().splitlines()
+        )
         texts = ["\n".join(lines[i : i + 20]) for i in range(0, len(lines) - 20, 20)]
     else:
         texts = [document.text for document in documents() if document.held_out]
@@ -171,7 +239,8 @@ def held_out_prompts(count: int, length: int, toy: bool) -> list[list[int]]:
 
 
 def timed_images(request: Request) -> tuple[np.ndarray, Info, float]:
-    """Returns tokens, what happened, and the seconds of the run without tracing and compiling."""
+    """Returns tokens, what happened, and the seconds of the run without tracing and
+    compiling."""
     compiled, start = compile_seconds(), time.perf_counter()
     made, info = generate(*request)
     tokens = np.asarray(made)

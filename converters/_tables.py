@@ -1,8 +1,10 @@
-"""From a checkpoint's tensors to a Flax tree, by a table of names, with nothing left over on either side.
+"""From a checkpoint's tensors to a Flax tree, by a table of names, with nothing left
+over on either side.
 
-A table maps a Flax module path to the checkpoint's module name; leaves follow one fixed rule (`kernel`,
-`scale` and `embedding` are all called `weight` there). Expected paths and shapes come from the Flax network
-itself, so a table cannot silently miss a parameter. No sentence here names the file: `source` does.
+A table maps a Flax module path to the checkpoint's module name; leaves follow one fixed
+rule (`kernel`, `scale` and `embedding` are all called `weight` there). Expected paths
+and shapes come from the Flax network itself, so a table cannot silently miss a
+parameter. No sentence here names the file: `source` does.
 """
 
 from __future__ import annotations
@@ -20,13 +22,22 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cspd_jax.check import UserError
 
 Shape = tuple[int, ...]
-Args = Mapping[str, Any]  # what a file says besides its tensors, such as the arguments of a training
+Args = Mapping[
+    str, Any
+]  # what a file says besides its tensors, such as the arguments of a training
 NO_ARGS: Args = types.MappingProxyType({})
 # (path of a parameter, the array) -> what becomes of it
 Put = Callable[[tuple[str, ...], np.ndarray], Any]
-Table = tuple[tuple[str, str], ...]  # (pattern of the Flax module path, checkpoint's module name)
+Table = tuple[
+    tuple[str, str], ...
+]  # (pattern of the Flax module path, checkpoint's module name)
 
-_LEAVES = {"kernel": ".weight", "scale": ".weight", "embedding": ".weight", "bias": ".bias"}
+_LEAVES = {
+    "kernel": ".weight",
+    "scale": ".weight",
+    "embedding": ".weight",
+    "bias": ".bias",
+}
 _LISTED = 5
 
 
@@ -59,7 +70,8 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One parameter: its place in the Flax tree, and the name and shape of its tensor in the checkpoint.
+    """One parameter: its place in the Flax tree, and the name and shape of its tensor
+    in the checkpoint.
 
     rows: takes the parameter's rows out of that tensor, or puts them in our order.
     """
@@ -70,7 +82,8 @@ class Entry:
     rows: Callable[[np.ndarray], np.ndarray] = lambda array: array
 
     def to_flax(self, array: np.ndarray) -> np.ndarray:
-        """Turns kernels, [out, in] -> [in, out] and [out, in, h, w] -> [h, w, in, out]."""
+        """Turns kernels, [out, in] -> [in, out] and [out, in, h, w] -> [h, w, in,
+        out]."""
         array = self.rows(array)
         if self.path[-1] != "kernel":
             return array
@@ -78,12 +91,18 @@ class Entry:
 
 
 def entries(table: Table, tree: Mapping) -> list[Entry]:
-    """Returns every parameter of an abstract Flax tree (leaves with a `shape`) with its checkpoint name."""
-    return [_entry(table, path, tuple(leaf.shape)) for path, leaf in flatten_dict(tree).items()]
+    """Returns every parameter of an abstract Flax tree (leaves with a `shape`) with its
+    checkpoint name."""
+    return [
+        _entry(table, path, tuple(leaf.shape))
+        for path, leaf in flatten_dict(tree).items()
+    ]
 
 
 def _entry(table: Table, path: tuple[str, ...], shape: Shape) -> Entry:
-    module, ending = (path[:-1], _LEAVES[path[-1]]) if path[-1] in _LEAVES else (path, "")
+    module, ending = (
+        (path[:-1], _LEAVES[path[-1]]) if path[-1] in _LEAVES else (path, "")
+    )
     if path[-1] == "kernel":
         shape = shape[::-1] if len(shape) == 2 else (shape[3], shape[2], *shape[:2])
     return Entry(path, _translate(table, "/".join(module)) + ending, shape)
@@ -93,7 +112,9 @@ def _translate(table: Table, module: str) -> str:
     for pattern, name in table:
         if match := re.fullmatch(pattern, module):
             return match.expand(name).replace("/", ".")
-    raise LookupError(f"the converter's table has no row for the network's module {module}")
+    raise LookupError(
+        f"the converter's table has no row for the network's module {module}"
+    )
 
 
 class Shapes(dict[str, Shape]):
@@ -104,7 +125,10 @@ class Shapes(dict[str, Shape]):
         if name not in self:
             raise UserError(f"the tensors do not fit the network: missing {name}")
         if axis >= len(self[name]):
-            raise UserError(f"the tensors do not fit the network: misshapen {name} is {list(self[name])}")
+            raise UserError(
+                f"the tensors do not fit the network: misshapen {name} is"
+                f" {list(self[name])}"
+            )
         return self[name][axis]
 
     def count(self, prefix: str) -> int:
@@ -115,20 +139,33 @@ class Shapes(dict[str, Shape]):
         return found
 
     def indices(self, pattern: str) -> tuple[int, ...]:
-        """Returns the numbers that group 1 of a pattern takes at the start of the names, increasing."""
-        return tuple(sorted({int(m[1]) for m in map(re.compile(pattern).match, self) if m}))
+        """Returns the numbers that group 1 of a pattern takes at the start of the
+        names, increasing."""
+        return tuple(
+            sorted({int(m[1]) for m in map(re.compile(pattern).match, self) if m})
+        )
 
 
 def check_shapes(have: Mapping[str, Shape], need: Mapping[str, Shape]) -> None:
-    """Raises UserError, which names what is missing, unknown or misshapen, unless the shapes are equal."""
-    wrong = {name: shape for name, shape in need.items() if tuple(have.get(name, shape)) != tuple(shape)}
+    """Raises UserError, which names what is missing, unknown or misshapen, unless the
+    shapes are equal."""
+    wrong = {
+        name: shape
+        for name, shape in need.items()
+        if tuple(have.get(name, shape)) != tuple(shape)
+    }
     problems = {
         "missing": [name for name in need if name not in have],
         "unknown": [name for name in have if name not in need],
-        "misshapen": [f"{n} is {list(have[n])} instead of {list(shape)}" for n, shape in wrong.items()],
+        "misshapen": [
+            f"{n} is {list(have[n])} instead of {list(shape)}"
+            for n, shape in wrong.items()
+        ],
     }
     if any(problems.values()):
-        told = "; ".join(_list(what, names) for what, names in problems.items() if names)
+        told = "; ".join(
+            _list(what, names) for what, names in problems.items() if names
+        )
         raise UserError(f"the tensors do not fit the network: {told}")
 
 
@@ -140,38 +177,66 @@ class Format:
     ignored: a pattern for the names of tensors that hold no parameter.
     """
 
-    def __init__(self, table: Table, abstract_params: Callable[[Any], Mapping], ignored: str = ""):
-        self.table, self.abstract_params, self.ignored = table, abstract_params, re.compile(ignored)
+    def __init__(
+        self, table: Table, abstract_params: Callable[[Any], Mapping], ignored: str = ""
+    ):
+        self.table, self.abstract_params, self.ignored = (
+            table,
+            abstract_params,
+            re.compile(ignored),
+        )
 
     def wanted(self, config: Any) -> list[Entry]:
-        """Returns every parameter of the network of these sizes, and the tensor that holds it."""
+        """Returns every parameter of the network of these sizes, and the tensor that
+        holds it."""
         return entries(self.table, self.abstract_params(config))
 
     def parameters(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those of a file's tensors (or shapes) that are parameters of the network."""
-        return {name: value for name, value in named.items() if not self.ignored.fullmatch(name)}
+        """Returns those of a file's tensors (or shapes) that are parameters of the
+        network."""
+        return {
+            name: value
+            for name, value in named.items()
+            if not self.ignored.fullmatch(name)
+        }
 
     def plan(self, config: Any, shapes: Mapping[str, Shape]) -> list[Entry]:
         """Says which tensor goes where; UserError as in `check_shapes`."""
         wanted = self.wanted(config)
-        check_shapes(self.parameters(shapes), {entry.name: entry.source_shape for entry in wanted})
+        check_shapes(
+            self.parameters(shapes),
+            {entry.name: entry.source_shape for entry in wanted},
+        )
         return wanted
 
     def check(self, config: Any, tensors: Mapping[str, Tensor]) -> list[Entry]:
-        """Returns the plan; UserError unless names, shapes and types fit. Reads no number."""
-        wanted = self.plan(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        """Returns the plan; UserError unless names, shapes and types fit. Reads no
+        number."""
+        wanted = self.plan(
+            config, {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        )
         for entry in wanted:
             dtype = tensors[entry.name].dtype
-            if not jnp.issubdtype(dtype, jnp.floating):  # such as integers that would need scales
-                raise UserError(f"tensor {entry.name} has type {dtype}; weights are floating point")
+            if not jnp.issubdtype(
+                dtype, jnp.floating
+            ):  # such as integers that would need scales
+                raise UserError(
+                    f"tensor {entry.name} has type {dtype}; weights are floating point"
+                )
         return wanted
 
     def convert(
-        self, config: Any, tensors: Mapping[str, Tensor], dtype: Any = np.float32, put: Put | None = None
+        self,
+        config: Any,
+        tensors: Mapping[str, Tensor],
+        dtype: Any = np.float32,
+        put: Put | None = None,
     ) -> dict:
-        """Reads the tensors one by one into a Flax tree of `dtype` arrays; refuses NaN and infinity.
+        """Reads the tensors one by one into a Flax tree of `dtype` arrays; refuses NaN
+        and infinity.
 
-        put: takes each path and array, and returns what becomes of it: one tensor at a time is in memory.
+        put: takes each path and array, and returns what becomes of it: one tensor at a
+            time is in memory.
         """
         found = {}
         for entry in self.check(config, tensors):
@@ -184,7 +249,10 @@ def _read(entry: Entry, tensor: Tensor, dtype: Any) -> np.ndarray:
     with np.errstate(over="ignore"):
         array = np.array(entry.to_flax(tensor.numpy()), dtype, order="C")
     if not np.isfinite(array).all():
-        raise UserError(f"tensor {entry.name} holds NaN or infinity (or overflows {np.dtype(dtype)})")
+        raise UserError(
+            f"tensor {entry.name} holds NaN or infinity (or overflows"
+            f" {np.dtype(dtype)})"
+        )
     return array
 
 

@@ -1,8 +1,9 @@
 """Published EAGLE-3 heads: a folder with config.json and one file of weights.
 
-The research code and SpecForge call the layer `midlayer`, speculators `layers.0`, with the sizes of the layer
-in an object of their own. `d2t` says by how much each of the head's ids lies before the target's id that it
-stands for, `t2d` which of the target's ids are among them.
+The research code and SpecForge call the layer `midlayer`, speculators `layers.0`, with
+the sizes of the layer in an object of their own. `d2t` says by how much each of the
+head's ids lies before the target's id that it stands for, `t2d` which of the target's
+ids are among them.
 """
 
 from __future__ import annotations
@@ -51,18 +52,26 @@ def is_folder(path: Path) -> bool:
 def open_folder(path: Path) -> hf.Folder:
     """Opens a folder, and names the tensors as the research code does."""
     if (path / _BIN).is_file() and not (path / hf.SINGLE).is_file():
-        config, tensors = hf.Values(read_object(path / hf.CONFIG)), open_checkpoint(path / _BIN)
+        config, tensors = (
+            hf.Values(read_object(path / hf.CONFIG)),
+            open_checkpoint(path / _BIN),
+        )
         folder = hf.Folder(path, config, tensors, (path / hf.CONFIG, path / _BIN))
     else:
         folder = dataclasses.replace(hf.open_folder(path), companions=())
-    named = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in folder.tensors.items()}
+    named = {
+        name.replace("layers.0.", "midlayer.", 1): tensor
+        for name, tensor in folder.tensors.items()
+    }
     return dataclasses.replace(folder, tensors=named)
 
 
 def make_config(folder: hf.Folder, options: Options = Options()) -> EagleConfig:
     """Makes the configuration from config.json and the shapes of the tensors."""
     said, shapes, entering = folder.config, folder.shapes, _entering(folder.config)
-    values = hf.Values(said.get(_SIZES, said) | {"num_hidden_layers": 1, "tie_word_embeddings": False})
+    values = hf.Values(
+        said.get(_SIZES, said) | {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    )
     name = values.get("model_type", "llama")
     if name not in ("llama", "qwen2", "qwen3"):
         raise values.refuse("model_type", "a head's layer is of llama, qwen2 or qwen3")
@@ -72,7 +81,8 @@ def make_config(folder: hf.Folder, options: Options = Options()) -> EagleConfig:
     return EagleConfig(
         LMConfig(family=name, vocab_size=own, known_ids=own, **fields),
         entering,
-        said.get("target_hidden_size") or shapes.size("fc.weight", 1) // (len(entering) or 3),
+        said.get("target_hidden_size")
+        or shapes.size("fc.weight", 1) // (len(entering) or 3),
         target_ids,
         own_embedding="embed_tokens.weight" in shapes,
         norm_before_residual=said.get("norm_before_residual", False),
@@ -80,10 +90,11 @@ def make_config(folder: hf.Folder, options: Options = Options()) -> EagleConfig:
 
 
 def _entering(config: hf.Values) -> tuple[int, ...]:
-    """Returns the layers that the file names, counted by what enters them; without any, those of the
-    published rule.
+    """Returns the layers that the file names, counted by what enters them; without any,
+    those of the published rule.
 
-    SpecForge and SGLang count by what leaves a layer, speculators and vLLM by what enters it.
+    SpecForge and SGLang count by what leaves a layer, speculators and vLLM by what
+    enters it.
     """
     inside = hf.Values(config.get("eagle_config", {}))
     by_leaving = _SIZES not in config
@@ -109,17 +120,29 @@ def _ids(config: EagleConfig, tensors: Mapping[str, Tensor]) -> np.ndarray:
     if "d2t" in tensors:
         ids = ids + tensors["d2t"].numpy()
     elif config.ids < config.target_ids:
-        raise UserError(f"there is no tensor d2t, which says what the {config.ids} ids stand for")
-    if ids.min() < 0 or ids.max() >= config.target_ids or len(np.unique(ids)) < config.ids:
-        raise UserError(f"d2t does not give each id another of the target's {config.target_ids} ids")
+        raise UserError(
+            f"there is no tensor d2t, which says what the {config.ids} ids stand for"
+        )
+    if (
+        ids.min() < 0
+        or ids.max() >= config.target_ids
+        or len(np.unique(ids)) < config.ids
+    ):
+        raise UserError(
+            f"d2t does not give each id another of the target's {config.target_ids} ids"
+        )
     known = np.isin(np.arange(config.target_ids), ids)
-    if "t2d" in tensors and not np.array_equal(tensors["t2d"].numpy().astype(bool), known):
+    if "t2d" in tensors and not np.array_equal(
+        tensors["t2d"].numpy().astype(bool), known
+    ):
         raise UserError("t2d does not say the same ids as d2t")
     return ids.astype(np.int32)
 
 
 def _without_ids(config: EagleConfig) -> Mapping:
-    return {name: part for name, part in abstract_params(config).items() if name != "ids"}
+    return {
+        name: part for name, part in abstract_params(config).items() if name != "ids"
+    }
 
 
 FORMAT = _Format(_TABLE, _without_ids, ignored="d2t|t2d")

@@ -1,7 +1,8 @@
-"""FLUX-type autoencoders, such as NextStep-1's: the names of KL-16 without its quantisation convolutions.
+"""FLUX-type autoencoders, such as NextStep-1's: the names of KL-16 without its
+quantisation convolutions.
 
-A folder has `config.json`, with the sizes and how latents are scaled, and `checkpoint.pt` beside it; a file
-of weights alone is taken for FLUX.1's.
+A folder has `config.json`, with the sizes and how latents are scaled, and
+`checkpoint.pt` beside it; a file of weights alone is taken for FLUX.1's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from cspd_jax.converters._tables import NO_ARGS, Args, Options, Shapes
 from cspd_jax.networks.config import FluxConfig
 
 INSIDE = "vae"  # of a NextStep-1 model's folder
-FILES = ("checkpoint.pt", "checkpoint.safetensors", "diffusion_pytorch_model.safetensors")
+FILES = (
+    "checkpoint.pt",
+    "checkpoint.safetensors",
+    "diffusion_pytorch_model.safetensors",
+)
 FORMAT = kl16.FORMAT
 
 
@@ -29,10 +34,14 @@ def weights(path: Path) -> Path:
     for name in FILES:
         if (path / name).is_file():
             return path / name
-    raise UserError(f"{path} holds none of {', '.join(FILES)}, the weights of the autoencoder")
+    raise UserError(
+        f"{path} holds none of {', '.join(FILES)}, the weights of the autoencoder"
+    )
 
 
-def make_config(shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()) -> FluxConfig:
+def make_config(
+    shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
+) -> FluxConfig:
     """Takes sizes from shapes, the rest from config.json (`args`), if there is one."""
     told = {"scale": args.get("scaling_factor"), "shift": args.get("shift_factor")}
     told |= {"normalised": args.get("encoder_norm"), "token_side": args.get("psz")}

@@ -1,8 +1,9 @@
-"""Language models in GGUF files, as the package `gguf` reads them: family, configuration, parameters.
+"""Language models in GGUF files, as the package `gguf` reads them: family,
+configuration, parameters.
 
-The format's llama files hold the rows of queries and keys in another order than Hugging Face's: the two
-dimensions that are rotated together lie side by side, and here they are half a head apart. Qwen2's rows are
-in our order.
+The format's llama files hold the rows of queries and keys in another order than Hugging
+Face's: the two dimensions that are rotated together lie side by side, and here they are
+half a head apart. Qwen2's rows are in our order.
 """
 
 from __future__ import annotations
@@ -39,13 +40,28 @@ _TABLE: Table = (
 )
 _FACTORS = "rope_freqs.weight"  # by which each rotary frequency is divided
 _KEYS = {
-    "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
-    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-    "attention.layer_norm_rms_epsilon", "attention.causal", "rope.dimension_count", "rope.freq_base",
-    "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
-    "rope.scaling.finetuned", "rope.scale_linear", "tensor_data_layout", "expert_count",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.causal",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "rope.scale_linear",
+    "tensor_data_layout",
+    "expert_count",
     "expert_used_count",
-}  # fmt: skip
+}
 _LLAMA3_POSITIONS = 8192
 _FLOATS = {
     "F32": np.dtype(np.float32),
@@ -56,7 +72,8 @@ _FLOATS = {
 
 @dataclasses.dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor that has not been read yet. stored: the format's name of its numbers, such as Q4_K."""
+    """A tensor that has not been read yet. stored: the format's name of its numbers,
+    such as Q4_K."""
 
     shape: tuple[int, ...]
     stored: str
@@ -73,8 +90,12 @@ class GGUFTensor:
             return np.ascontiguousarray(self.data).view(self.dtype).reshape(self.shape)
         from gguf import GGMLQuantizationType, quants
 
-        with np.errstate(all="ignore"):  # scales of damaged files; whoever fills in parameters refuses them
-            return quants.dequantize(self.data, GGMLQuantizationType[self.stored]).reshape(self.shape)
+        with np.errstate(
+            all="ignore"
+        ):  # scales of damaged files; whoever fills in parameters refuses them
+            return quants.dequantize(
+                self.data, GGMLQuantizationType[self.stored]
+            ).reshape(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,14 +124,19 @@ def open_gguf(path: str | os.PathLike) -> GGUF:
     try:
         from gguf import GGUFReader
     except ImportError:
-        raise UserError(f"{path} needs the package gguf; install it with: pip install gguf") from None
+        raise UserError(
+            f"{path} needs the package gguf; install it with: pip install gguf"
+        ) from None
     try:
         reader = GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # the package checks nothing, and stumbles in many ways over a damaged file
+    # the package checks nothing, and stumbles in many ways over a damaged file
+    except Exception as error:
         raise UserError(f"{path} is damaged, or no GGUF file ({error})") from None
     tensors = {
-        one.name: GGUFTensor(tuple(map(int, one.shape[::-1])), one.tensor_type.name, one.data)
+        one.name: GGUFTensor(
+            tuple(map(int, one.shape[::-1])), one.tensor_type.name, one.data
+        )
         for one in sorted(reader.tensors, key=lambda one: one.name)
     }
     return GGUF(Values(metadata), tensors, tensors.pop(_FACTORS, None))
@@ -121,9 +147,14 @@ def make_config(file: GGUF) -> LMConfig:
     values = file.metadata
     values.only(**{"general.type": "model", "split.count": 1})
     if (family := values["general.architecture"]) not in ARCHITECTURES:
-        raise values.refuse("general.architecture", f"known architectures are {', '.join(ARCHITECTURES)}")
+        raise values.refuse(
+            "general.architecture",
+            f"known architectures are {', '.join(ARCHITECTURES)}",
+        )
     prefix = f"{family}."
-    own = Values({k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)})
+    own = Values(
+        {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+    )
     for key in own.keys() - _KEYS:
         raise own.refuse(key, "models that have this are not supported")
     width, heads = own["embedding_length"], own["attention.head_count"]
@@ -132,7 +163,11 @@ def make_config(file: GGUF) -> LMConfig:
     own.only(**same, **{"expert_count": 0, "attention.causal": True})
     shapes = Shapes({name: tensor.shape for name, tensor in file.tensors.items()})
     vocab_size = shapes.size("token_embd.weight", 0)
-    ends = [i for name in ("eos", "eot") for i in values.ids(f"tokenizer.ggml.{name}_token_id")]
+    ends = [
+        i
+        for name in ("eos", "eot")
+        for i in values.ids(f"tokenizer.ggml.{name}_token_id")
+    ]
     has = lambda name: f"blk.0.{name}.bias" in file.tensors
     config = LMConfig(
         family=family,
@@ -163,7 +198,9 @@ def _scaling_fields(own: Values) -> dict[str, Any]:
     # Older files name a factor and no type, and mean linear.
     kind = own.get("rope.scaling.type", "linear" if factor else "none")
     if kind not in ("none", "linear"):
-        raise own.refuse("rope.scaling.type", "rotary scalings other than linear are not supported")
+        raise own.refuse(
+            "rope.scaling.type", "rotary scalings other than linear are not supported"
+        )
     if kind == "none" or factor in (0, 1):  # the format has 0 for no factor
         return {}
     return {"rope_scaling": "linear", "rope_factor": factor}
@@ -178,15 +215,22 @@ def _with_factors(config: LMConfig, factors: GGUFTensor, own: Values) -> LMConfi
         config,
         rope_scaling="llama3",
         rope_factor=float(table.max()),
-        rope_original_positions=own.get("rope.scaling.original_context_length", _LLAMA3_POSITIONS),
+        rope_original_positions=own.get(
+            "rope.scaling.original_context_length", _LLAMA3_POSITIONS
+        ),
     )
-    if not np.allclose(frequencies(config) / table, frequencies(scaled), rtol=1e-4, atol=0):
-        raise UserError(f"{_FACTORS} is not the table of llama3 scaling, which alone is supported")
+    if not np.allclose(
+        frequencies(config) / table, frequencies(scaled), rtol=1e-4, atol=0
+    ):
+        raise UserError(
+            f"{_FACTORS} is not the table of llama3 scaling, which alone is supported"
+        )
     return scaled
 
 
 def _turned(heads: int, array: np.ndarray) -> np.ndarray:
-    """Puts rows (pair, first or second of it) of every head in our order, (first or second, pair)."""
+    """Puts rows (pair, first or second of it) of every head in our order, (first or
+    second, pair)."""
     pairs = array.reshape(heads, -1, 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)
 
@@ -198,7 +242,10 @@ class _Format(Format):
             return entries
         heads = {("attention", "q"): config.heads, ("attention", "k"): config.kv_heads}
         turn = lambda entry: functools.partial(_turned, heads[entry.path[-3:-1]])
-        return [dataclasses.replace(e, rows=turn(e)) if e.path[-3:-1] in heads else e for e in entries]
+        return [
+            dataclasses.replace(e, rows=turn(e)) if e.path[-3:-1] in heads else e
+            for e in entries
+        ]
 
 
 FORMAT = _Format(_TABLE, abstract_params)

@@ -1,7 +1,9 @@
-"""The tokenizer in a GGUF file's metadata, written as Hugging Face's tokenizer.json and its companion.
+"""The tokenizer in a GGUF file's metadata, written as Hugging Face's tokenizer.json and
+its companion.
 
-Byte-level byte-pair encoding only. The metadata names the patterns by which a text is split before it is
-encoded; what stands behind a name is in `_SPLITS`. Files with another tokenizer are converted without one.
+Byte-level byte-pair encoding only. The metadata names the patterns by which a text is
+split before it is encoded; what stands behind a name is in `_SPLITS`. Files with
+another tokenizer are converted without one.
 """
 
 from __future__ import annotations
@@ -16,52 +18,84 @@ from cspd_jax.converters.hf import Values
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # types of tokens
 _WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def _by_pattern(pattern: str) -> list[dict[str, Any]]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     return [split, _byte_level(use_regex=False)]
 
 
 def _byte_level(use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
 
 
-# The metadata's name -> the steps of splitting. ByteLevel's own pattern is that of GPT-2.
+# The metadata's name -> the steps of splitting. ByteLevel's own pattern is that of
+# GPT-2.
 _SPLITS = {
     "gpt-2": [_byte_level(use_regex=True)],
     "default": [_byte_level(use_regex=True)],
-    "smollm": [{"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)],
+    "smollm": [
+        {"type": "Digits", "individual_digits": True},
+        _byte_level(use_regex=True),
+    ],
     "qwen2": _by_pattern(_WORDS % ""),
     "llama-bpe": _by_pattern(_WORDS % "{1,3}"),
 }
 
 
 def files(metadata: Values) -> dict[str, bytes]:
-    """Makes tokenizer.json and tokenizer_config.json, name -> content; none if `missing` says why."""
+    """Makes tokenizer.json and tokenizer_config.json, name -> content; none if
+    `missing` says why."""
     if missing(metadata) is not None:
         return {}
-    written = {"tokenizer.json": _tokenizer(metadata), "tokenizer_config.json": _settings(metadata)}
-    return {name: json.dumps(value, ensure_ascii=False).encode() for name, value in written.items()}
+    written = {
+        "tokenizer.json": _tokenizer(metadata),
+        "tokenizer_config.json": _settings(metadata),
+    }
+    return {
+        name: json.dumps(value, ensure_ascii=False).encode()
+        for name, value in written.items()
+    }
 
 
 def missing(metadata: Values) -> str | None:
     """Says why a file is converted without a tokenizer; None if it has one."""
-    model, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    model, split = (
+        metadata.get("tokenizer.ggml.model"),
+        metadata.get("tokenizer.ggml.pre", "default"),
+    )
     if model is None:
         return "the file has no tokenizer"
     if model != "gpt2":
-        return f"the file's tokenizer is of kind {shown(model)}, and only gpt2 (byte-level BPE) is converted"
+        return (
+            f"the file's tokenizer is of kind {shown(model)}, and only gpt2"
+            " (byte-level BPE) is converted"
+        )
     if split not in _SPLITS:
-        return f"the file's tokenizer splits texts by {shown(split)}; known are {', '.join(_SPLITS)}"
+        return (
+            f"the file's tokenizer splits texts by {shown(split)}; known are"
+            f" {', '.join(_SPLITS)}"
+        )
     return None
 
 
 def known_ids(metadata: Values, vocab_size: int) -> int:
-    """Returns 1 + the last id in use, at most vocab_size; vocab_size without a list of tokens."""
+    """Returns 1 + the last id in use, at most vocab_size; vocab_size without a list of
+    tokens."""
     if "tokenizer.ggml.tokens" not in metadata:
         return vocab_size
     return min(1 + int(np.flatnonzero(_types(metadata) != _UNUSED)[-1]), vocab_size)
@@ -83,7 +117,13 @@ def _tokenizer(metadata: Values) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": i, "content": tokens[i], **plain, "special": bool(types[i] == _CONTROL)} for i in added
+            {
+                "id": i,
+                "content": tokens[i],
+                **plain,
+                "special": bool(types[i] == _CONTROL),
+            }
+            for i in added
         ],
         "normalizer": {"type": "NFC"} if split == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": _SPLITS[split]},
@@ -105,7 +145,8 @@ def _tokenizer(metadata: Values) -> dict[str, Any]:
 
 
 def _beginning(metadata: Values, split: str) -> dict[str, Any]:
-    """Puts the token that begins a text before it, if the file says so; Llama 3 does unless told not to."""
+    """Puts the token that begins a text before it, if the file says so; Llama 3 does
+    unless told not to."""
     plain = _byte_level(use_regex=True) | {"trim_offsets": False}
     if not metadata.get("tokenizer.ggml.add_bos_token", split == "llama-bpe"):
         return plain
@@ -113,7 +154,10 @@ def _beginning(metadata: Values, split: str) -> dict[str, Any]:
     first = metadata["tokenizer.ggml.tokens"][i]
 
     def begun(text: str, n: int) -> list[dict[str, Any]]:
-        return [{"SpecialToken": {"id": first, "type_id": n}}, {"Sequence": {"id": text, "type_id": n}}]
+        return [
+            {"SpecialToken": {"id": first, "type_id": n}},
+            {"Sequence": {"id": text, "type_id": n}},
+        ]
 
     template = {
         "type": "TemplateProcessing",
@@ -126,8 +170,16 @@ def _beginning(metadata: Values, split: str) -> dict[str, Any]:
 
 def _settings(metadata: Values) -> dict[str, Any]:
     """Lists the special tokens by their roles, and the chat template."""
-    found, tokens = {"tokenizer_class": "PreTrainedTokenizerFast"}, metadata["tokenizer.ggml.tokens"]
-    roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    found, tokens = (
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        metadata["tokenizer.ggml.tokens"],
+    )
+    roles = {
+        "bos_token": "bos",
+        "eos_token": "eos",
+        "pad_token": "padding",
+        "unk_token": "unknown",
+    }
     for name, role in roles.items():
         for i in metadata.ids(f"tokenizer.ggml.{role}_token_id"):
             found[name] = tokens[i]

@@ -1,4 +1,5 @@
-"""A Hugging Face model folder: config.json, one or many .safetensors files, tokenizer files."""
+"""A Hugging Face model folder: config.json, one or many .safetensors files, tokenizer
+files."""
 
 from __future__ import annotations
 
@@ -17,14 +18,22 @@ from cspd_jax.tokenizers import CHAT_TEMPLATE
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
-COMPANIONS = (TOKENIZER, "tokenizer_config.json", GENERATION, CHAT_TEMPLATE)  # kept with the converted model
+COMPANIONS = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    GENERATION,
+    CHAT_TEMPLATE,
+)  # kept with the converted model
 
 
 class Values(dict[str, Any]):
-    """A JSON object, or what else a file says by names. What is null counts as not said."""
+    """A JSON object, or what else a file says by names. What is null counts as not
+    said."""
 
     def __init__(self, values: Mapping[str, Any]):
-        super().__init__({name: value for name, value in values.items() if value is not None})
+        super().__init__(
+            {name: value for name, value in values.items() if value is not None}
+        )
 
     def __missing__(self, name: str) -> Any:
         raise UserError(f"the file does not say {name}")
@@ -39,7 +48,8 @@ class Values(dict[str, Any]):
         return UserError(f"{name} is {shown(self.get(name))}; {why}")
 
     def only(self, **supported: Any) -> None:
-        """Refuses every value, of those that are said, that is another than the supported one."""
+        """Refuses every value, of those that are said, that is another than the
+        supported one."""
         for name, value in supported.items():
             if self.get(name, value) != value:
                 raise self.refuse(name, f"only {value!r} is supported")
@@ -61,11 +71,14 @@ class Folder:
 
     @property
     def shapes(self) -> Shapes:
-        return Shapes({name: tuple(tensor.shape) for name, tensor in self.tensors.items()})
+        return Shapes(
+            {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        )
 
 
 def published_config(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the config.json of a folder; nothing if it has none, or is a checkpoint folder of ours."""
+    """Returns the config.json of a folder; nothing if it has none, or is a checkpoint
+    folder of ours."""
     try:
         config = read_object(Path(path) / CONFIG)
     except UserError:
@@ -83,11 +96,23 @@ def open_folder(path: str | os.PathLike) -> Folder:
     path = Path(path)
     config = Values(read_object(path / CONFIG))
     if "format_version" in config:
-        raise UserError(f"{path} is a checkpoint folder already; it needs no conversion")
+        raise UserError(
+            f"{path} is a checkpoint folder already; it needs no conversion"
+        )
     names = [SINGLE] if (path / SINGLE).is_file() else shards(path)
-    tensors = {name: one for file in names for name, one in open_safetensors(path / file).items()}
+    tensors = {
+        name: one
+        for file in names
+        for name, one in open_safetensors(path / file).items()
+    }
     companions = tuple(path / name for name in COMPANIONS if (path / name).is_file())
-    return Folder(path, config, tensors, (path / CONFIG, *(path / name for name in names)), companions)
+    return Folder(
+        path,
+        config,
+        tensors,
+        (path / CONFIG, *(path / name for name in names)),
+        companions,
+    )
 
 
 def shards(path: str | os.PathLike) -> list[str]:
@@ -95,17 +120,21 @@ def shards(path: str | os.PathLike) -> list[str]:
     index = Path(path) / INDEX
     if not index.is_file():
         raise UserError(f"{path} has neither {SINGLE} nor {INDEX}")
-    return sorted({Path(file).name for file in read_object(index)["weight_map"].values()})
+    return sorted(
+        {Path(file).name for file in read_object(index)["weight_map"].values()}
+    )
 
 
 def known_ids(folder: Folder, vocab_size: int) -> int:
-    """Returns 1 + the largest id of tokenizer.json, at most vocab_size; vocab_size without such a file."""
+    """Returns 1 + the largest id of tokenizer.json, at most vocab_size; vocab_size
+    without such a file."""
     file = folder.path / TOKENIZER
     if not file.is_file():
         return vocab_size
     values = read_object(file)
     vocab = values["model"]["vocab"]
-    # Byte-pair vocabularies map a token to its id; unigram ones are lists in the order of the ids.
+    # Byte-pair vocabularies map a token to its id; unigram ones are lists in the order
+    # of the ids.
     ids = [*(vocab.values() if isinstance(vocab, dict) else range(len(vocab)))]
     ids += [token["id"] for token in values.get("added_tokens") or ()]
     return min(1 + max(ids), vocab_size)

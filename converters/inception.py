@@ -1,4 +1,5 @@
-"""The Inception network of FID: the names in the published PyTorch file, and the sizes read from shapes.
+"""The Inception network of FID: the names in the published PyTorch file, and the sizes
+read from shapes.
 
 The file is called `pt_inception-2015-12-05-6726825d.pth` by pytorch-fid and
 `weights-inception-2015-12-05-6726825d.pth` by torch-fidelity; both are the same bytes.
@@ -23,7 +24,9 @@ TABLE: Table = (
 FORMAT = Format(TABLE, abstract_params, ignored=r"[\w.]+\.bn\.num_batches_tracked")
 
 
-def make_config(shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()) -> InceptionConfig:
+def make_config(
+    shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
+) -> InceptionConfig:
     """Takes everything from shapes."""
     first = shapes.size("Conv2d_1a_3x3.conv.weight", 0)
     return InceptionConfig(_FIRST // first, shapes.size("fc.weight", 0))

@@ -18,15 +18,21 @@ TABLE: Table = (
 FORMAT = Format(TABLE, abstract_params)
 
 
-def make_config(shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()) -> KLConfig:
-    """Takes the sizes from shapes; groups of the normalisation are 32, or fewer channels, unless given."""
+def make_config(
+    shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
+) -> KLConfig:
+    """Takes the sizes from shapes; groups of the normalisation are 32, or fewer
+    channels, unless given."""
     return KLConfig(**read_sizes(shapes, options))
 
 
 def read_sizes(shapes: Shapes, options: Options) -> dict[str, Any]:
     """Reads the fields of the configuration that shapes determine."""
     channels = shapes.size("encoder.conv_in.weight", 0)
-    first = [f"encoder.down.{i}.block.0.conv1.weight" for i in range(shapes.count("encoder.down."))]
+    first = [
+        f"encoder.down.{i}.block.0.conv1.weight"
+        for i in range(shapes.count("encoder.down."))
+    ]
     z_channels = shapes.size("decoder.conv_in.weight", 1)
     quantised = "post_quant_conv.weight" in shapes
     return {
@@ -34,7 +40,9 @@ def read_sizes(shapes: Shapes, options: Options) -> dict[str, Any]:
         "channel_mult": tuple(shapes.size(name, 0) // channels for name in first),
         "num_res_blocks": shapes.count("encoder.down.0.block."),
         "z_channels": z_channels,
-        "embed_dim": shapes.size("post_quant_conv.weight", 1) if quantised else z_channels,
+        "embed_dim": shapes.size("post_quant_conv.weight", 1)
+        if quantised
+        else z_channels,
         "image_channels": shapes.size("encoder.conv_in.weight", 1),
         "groups": options.groups or min(32, channels),
         "encoder_attention_levels": shapes.indices(r"encoder\.down\.(\d+)\.attn\."),

@@ -1,9 +1,11 @@
-"""Language models in Hugging Face folders: tables of names, and how their config.json is read.
+"""Language models in Hugging Face folders: tables of names, and how their config.json
+is read.
 
-Qwen2 has the names of Llama, with biases on queries, keys and values only; Qwen3 has norms of each head's
-query and key in place of these. Dream is Qwen2 without a causal
-mask and with shifted predictions. LLaDA has OLMo's names for a Llama-like block without a causal mask, and
-configuration keys of its own. GPT-NeoX (and Pythia) fuses queries, keys and values into one tensor.
+Qwen2 has the names of Llama, with biases on queries, keys and values only; Qwen3 has
+norms of each head's query and key in place of these. Dream is Qwen2 without a causal
+mask and with shifted predictions. LLaDA has OLMo's names for a Llama-like block without
+a causal mask, and configuration keys of its own. GPT-NeoX (and Pythia) fuses queries,
+keys and values into one tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ import numpy as np
 
 from cspd_jax._utils.files import read_object
 from cspd_jax.check import UserError
-from cspd_jax.converters._tables import Entry, Format, Options, Put, Shape, Table, Tensor, entries
+from cspd_jax.converters._tables import (
+    Entry,
+    Format,
+    Options,
+    Put,
+    Shape,
+    Table,
+    Tensor,
+    entries,
+)
 from cspd_jax.converters.hf import GENERATION, Folder, Values, known_ids
 from cspd_jax.networks.lm import abstract_params
 from cspd_jax.networks.lm_config import LMConfig
@@ -31,11 +42,28 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-_OTHER_NAMES = {"type": "rope_type", "rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
-_ROPE_AT_TOP = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct",
-                "original_max_position_embeddings")  # fmt: skip
-_ROPE_GROUPS = ("rope_scaling", "rope_parameters")  # the older and the newer one, which is heeded
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
+_OTHER_NAMES = {
+    "type": "rope_type",
+    "rotary_emb_base": "rope_theta",
+    "rotary_pct": "partial_rotary_factor",
+}
+_ROPE_AT_TOP = (
+    "rope_theta",
+    "rotary_emb_base",
+    "partial_rotary_factor",
+    "rotary_pct",
+    "original_max_position_embeddings",
+)
+_ROPE_GROUPS = (
+    "rope_scaling",
+    "rope_parameters",
+)  # the older and the newer one, which is heeded
+_EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_intermediate_size",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +88,22 @@ class Family:
 
 
 def refuse_the_unrepresentable(values: Values, own_code: bool = False) -> None:
-    """Refuses what any family's file may say and this library has no network for. own_code: of a family
-    that is known by its own modelling code."""
+    """Refuses what any family's file may say and this library has no network for.
+    own_code: of a family that is known by its own modelling code."""
     if "quantization_config" in values:
-        raise values.refuse("quantization_config", "quantised weights are not supported; take the original")
+        raise values.refuse(
+            "quantization_config",
+            "quantised weights are not supported; take the original",
+        )
     for name in _EXPERTS:
         if values.get(name):
             raise values.refuse(name, "mixtures of experts are not supported")
-    if not own_code and any(name.startswith("AutoModel") for name in values.get("auto_map", ())):
-        raise values.refuse("auto_map", "models that bring their own code are not supported")
+    if not own_code and any(
+        name.startswith("AutoModel") for name in values.get("auto_map", ())
+    ):
+        raise values.refuse(
+            "auto_map", "models that bring their own code are not supported"
+        )
 
 
 def _size_fields(values: Values) -> dict[str, Any]:
@@ -88,12 +123,18 @@ def _size_fields(values: Values) -> dict[str, Any]:
 
 def _rope_fields(values: Values, default_share: float = 1.0) -> dict[str, Any]:
     """Reads the rotary fields of LMConfig, at the top or in a group."""
-    places = {key: values.get(key) for key in _ROPE_AT_TOP}, *(values.get(key, {}) for key in _ROPE_GROUPS)
+    places = (
+        {key: values.get(key) for key in _ROPE_AT_TOP},
+        *(values.get(key, {}) for key in _ROPE_GROUPS),
+    )
     said = [item for place in places for item in place.items() if item[1] is not None]
     rope = Values({_OTHER_NAMES.get(key, key): value for key, value in said})
     scaling = rope.get("rope_type", "default")
     if scaling not in ("default", "linear", "llama3"):
-        raise rope.refuse("rope_type", "rotary scalings other than linear and llama3 are not supported")
+        raise rope.refuse(
+            "rope_type",
+            "rotary scalings other than linear and llama3 are not supported",
+        )
     fields: dict[str, Any] = {
         "rope_theta": float(rope.get("rope_theta", 10_000)),
         "rotary_share": float(rope.get("partial_rotary_factor", default_share)),
@@ -115,7 +156,8 @@ def _activation(values: Values, name: str, default: str) -> str:
     return _ACTIVATIONS[found]
 
 
-# Llama, Qwen2, Qwen3 and Dream. Rotary pairs are half a head apart, as in `networks.lm`.
+# Llama, Qwen2, Qwen3 and Dream. Rotary pairs are half a head apart, as in
+# `networks.lm`.
 
 LLAMA_TABLE: Table = (
     (r"embed", r"model.embed_tokens"),
@@ -176,7 +218,9 @@ def _refuse_sliding_windows(values: Values) -> None:
         raise values.refuse("layer_types", "only full_attention is supported")
     begins = values.get("max_window_layers", 28) < values["num_hidden_layers"]
     if values.get("use_sliding_window") and values.get("sliding_window") and begins:
-        raise values.refuse("use_sliding_window", "attention within a sliding window is not supported")
+        raise values.refuse(
+            "use_sliding_window", "attention within a sliding window is not supported"
+        )
 
 
 # GPT-NeoX.
@@ -212,17 +256,21 @@ def _neox_fields(values: Values) -> dict[str, Any]:
 
 
 def _third(config: LMConfig, entry: Entry) -> Entry:
-    """GPT-NeoX has one tensor for queries, keys and values, with all three of a head before the next."""
+    """GPT-NeoX has one tensor for queries, keys and values, with all three of a head
+    before the next."""
     if (module := entry.path[-2]) not in ("q", "k", "v"):
         return entry
 
     def rows(which: int, array: np.ndarray) -> np.ndarray:
-        """[heads * 3 * head_dim, ...] -> [heads * head_dim, ...] of one of the three."""
+        """[heads * 3 * head_dim, ...] -> [heads * head_dim, ...] of one of the
+        three."""
         by_head = array.reshape(config.heads, 3, -1, *array.shape[1:])
         return by_head[:, which].reshape(-1, *array.shape[1:])
 
     shape = (3 * entry.source_shape[0], *entry.source_shape[1:])
-    return Entry(entry.path, entry.name, shape, functools.partial(rows, "qkv".index(module)))
+    return Entry(
+        entry.path, entry.name, shape, functools.partial(rows, "qkv".index(module))
+    )
 
 
 # LLaDA.
@@ -243,10 +291,18 @@ _LLADA_TABLE: Table = (
 
 def _llada_fields(values: Values) -> dict[str, Any]:
     values.only(
-        block_type="llama", layer_norm_type="rms", rope=True, alibi=False, attention_layer_norm=False,
-        input_emb_norm=False, scale_logits=False, include_bias=False, bias_for_layer_norm=False,
-        multi_query_attention=False, clip_qkv=None,
-    )  # fmt: skip
+        block_type="llama",
+        layer_norm_type="rms",
+        rope=True,
+        alibi=False,
+        attention_layer_norm=False,
+        input_emb_norm=False,
+        scale_logits=False,
+        include_bias=False,
+        bias_for_layer_norm=False,
+        multi_query_attention=False,
+        clip_qkv=None,
+    )
     width, heads = values["d_model"], values["n_heads"]
     return {
         "vocab_size": values.get("embedding_size", values["vocab_size"]),
@@ -255,7 +311,9 @@ def _llada_fields(values: Values) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": values.get("n_kv_heads", heads),
         "head_dim": width // heads,
-        "mlp_width": values.get("mlp_hidden_size", int(values.get("mlp_ratio", 4) * width)),
+        "mlp_width": values.get(
+            "mlp_hidden_size", int(values.get("mlp_ratio", 4) * width)
+        ),
         "max_positions": values["max_sequence_length"],
         "activation": _activation(values, "activation_type", "silu"),
         "gated_mlp": True,
@@ -276,7 +334,9 @@ _LLAMA = Family(
     embedding="model.embed_tokens.weight",
     head="lm_head.weight",
 )
-_QWEN2 = dataclasses.replace(_LLAMA, architecture="Qwen2ForCausalLM", fields=_qwen2_fields)
+_QWEN2 = dataclasses.replace(
+    _LLAMA, architecture="Qwen2ForCausalLM", fields=_qwen2_fields
+)
 
 FAMILIES: dict[str, Family] = {
     "gpt_neox": Family(
@@ -289,7 +349,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": _LLAMA,
     "qwen2": _QWEN2,
-    "qwen3": dataclasses.replace(_LLAMA, architecture="Qwen3ForCausalLM", fields=_qwen3_fields),
+    "qwen3": dataclasses.replace(
+        _LLAMA, architecture="Qwen3ForCausalLM", fields=_qwen3_fields
+    ),
     "llada": Family(
         architecture="LLaDAModelLM",
         table=_LLADA_TABLE,
@@ -298,7 +360,9 @@ FAMILIES: dict[str, Family] = {
         head="model.transformer.ff_out.weight",
         own_code=True,
     ),
-    "Dream": dataclasses.replace(_QWEN2, architecture="DreamModel", fields=_dream_fields, own_code=True),
+    "Dream": dataclasses.replace(
+        _QWEN2, architecture="DreamModel", fields=_dream_fields, own_code=True
+    ),
 }
 
 
@@ -312,15 +376,26 @@ def family_name(config: Values) -> str:
     if name not in FAMILIES:
         raise config.refuse(key, f"known model types are {', '.join(FAMILIES)}")
     if listed and FAMILIES[name].architecture not in listed:
-        raise config.refuse("architectures", f"of {name}, only {FAMILIES[name].architecture} is supported")
+        raise config.refuse(
+            "architectures",
+            f"of {name}, only {FAMILIES[name].architecture} is supported",
+        )
     return name
 
 
 def make_config(folder: Folder, options: Options = Options()) -> LMConfig:
-    """Makes the configuration from config.json, the tokenizer and generation_config.json."""
-    name, values, file = family_name(folder.config), folder.config, folder.path / GENERATION
+    """Makes the configuration from config.json, the tokenizer and
+    generation_config.json."""
+    name, values, file = (
+        family_name(folder.config),
+        folder.config,
+        folder.path / GENERATION,
+    )
     refuse_the_unrepresentable(values, own_code=FAMILIES[name].own_code)
-    fields, generation = FAMILIES[name].fields(values), Values(read_object(file) if file.is_file() else {})
+    fields, generation = (
+        FAMILIES[name].fields(values),
+        Values(read_object(file) if file.is_file() else {}),
+    )
     ids = lambda key: generation.ids(key) or values.ids(key)
     return LMConfig(
         family=name,
@@ -335,29 +410,46 @@ class _Format(Format):
     """The layout of a family, which the configuration names."""
 
     def __init__(self) -> None:
-        # Buffers that older files keep: rotary frequencies, the causal mask, the value of masked scores.
-        buffers = r".+\.rotary_emb\.inv_freq|gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)"
+        # Buffers that older files keep: rotary frequencies, the causal mask, the value
+        # of masked scores.
+        buffers = (
+            r".+\.rotary_emb\.inv_freq"
+            r"|gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)"
+        )
         super().__init__((), abstract_params, buffers)
 
     def wanted(self, config: LMConfig) -> list[Entry]:
         family = FAMILIES[config.family]
-        return [family.adapt(config, entry) for entry in entries(family.table, abstract_params(config))]
+        return [
+            family.adapt(config, entry)
+            for entry in entries(family.table, abstract_params(config))
+        ]
 
     def plan(self, config: LMConfig, shapes: Mapping[str, Shape]) -> list[Entry]:
         """Leaves a copy of a tied output layer out."""
         copy = FAMILIES[config.family].head if config.tie_embeddings else None
-        return super().plan(config, {name: shape for name, shape in shapes.items() if name != copy})
+        return super().plan(
+            config, {name: shape for name, shape in shapes.items() if name != copy}
+        )
 
     def convert(
-        self, config: LMConfig, tensors: Mapping[str, Tensor], dtype: Any = np.float32, put: Put | None = None
+        self,
+        config: LMConfig,
+        tensors: Mapping[str, Tensor],
+        dtype: Any = np.float32,
+        put: Put | None = None,
     ) -> dict:
         """Refuses a copy of a tied output layer that is another than the embedding."""
         family = FAMILIES[config.family]
         if config.tie_embeddings and {family.head, family.embedding} <= tensors.keys():
-            head, embedding = tensors[family.head].numpy(), tensors[family.embedding].numpy()
+            head, embedding = (
+                tensors[family.head].numpy(),
+                tensors[family.embedding].numpy(),
+            )
             if not np.array_equal(head, embedding):
                 raise UserError(
-                    f"tie_word_embeddings is true, but {family.head} is not equal to {family.embedding}"
+                    f"tie_word_embeddings is true, but {family.head} is not equal to"
+                    f" {family.embedding}"
                 )
         return super().convert(config, tensors, dtype, put)
 

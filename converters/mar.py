@@ -14,8 +14,14 @@ from cspd_jax.networks.mar import abstract_params
 HEADS_OF_WIDTH = {768: 12, 1024: 16, 1280: 16}
 
 TABLE: Table = (
-    (r"backbone/(fake_latent|mask_token|(?:encoder|decoder|diffusion)_pos_embed_learned)", r"\1"),
-    (r"backbone/(class_emb|z_proj|z_proj_ln|encoder_norm|decoder_embed|decoder_norm)", r"\1"),
+    (
+        r"backbone/(fake_latent|mask_token|(?:encoder|decoder|diffusion)_pos_embed_learned)",
+        r"\1",
+    ),
+    (
+        r"backbone/(class_emb|z_proj|z_proj_ln|encoder_norm|decoder_embed|decoder_norm)",
+        r"\1",
+    ),
     (
         r"backbone/(encoder|decoder)_blocks_(\d+)/(norm1|norm2|attn/qkv|attn/proj|mlp/fc1|mlp/fc2)",
         r"\1_blocks.\2.\3",
@@ -23,16 +29,26 @@ TABLE: Table = (
     (r"head/(cond_embed|input_proj)", r"diffloss.net.\1"),
     (r"head/time_embed/mlp_([02])", r"diffloss.net.time_embed.mlp.\1"),
     (r"head/res_blocks_(\d+)/in_ln", r"diffloss.net.res_blocks.\1.in_ln"),
-    (r"head/res_blocks_(\d+)/(mlp|adaLN_modulation)_([012])", r"diffloss.net.res_blocks.\1.\2.\3"),
+    (
+        r"head/res_blocks_(\d+)/(mlp|adaLN_modulation)_([012])",
+        r"diffloss.net.res_blocks.\1.\2.\3",
+    ),
     (r"head/final_layer/(linear)", r"diffloss.net.final_layer.\1"),
-    (r"head/final_layer/adaLN_modulation_1", r"diffloss.net.final_layer.adaLN_modulation.1"),
+    (
+        r"head/final_layer/adaLN_modulation_1",
+        r"diffloss.net.final_layer.adaLN_modulation.1",
+    ),
 )
 FORMAT = Format(TABLE, abstract_params)
 
 
 def read_sizes(shapes: Shapes) -> dict[str, Any]:
-    """Reads the fields of MARConfig that shapes tell: all but heads, patch size, respacing and stride."""
-    encoder_width, decoder_width = shapes.size("z_proj.weight", 0), shapes.size("decoder_embed.weight", 0)
+    """Reads the fields of MARConfig that shapes tell: all but heads, patch size,
+    respacing and stride."""
+    encoder_width, decoder_width = (
+        shapes.size("z_proj.weight", 0),
+        shapes.size("decoder_embed.weight", 0),
+    )
     seq_len = shapes.size("diffusion_pos_embed_learned", 1)
     hidden = shapes.size("encoder_blocks.0.mlp.fc1.weight", 0)
     return {
@@ -51,23 +67,33 @@ def read_sizes(shapes: Shapes) -> dict[str, Any]:
 
 
 def _ratio(hidden: int, width: int) -> float:
-    """Returns hidden / width, such that int(width * ratio) is `hidden` whatever the rounding."""
+    """Returns hidden / width, such that int(width * ratio) is `hidden` whatever the
+    rounding."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
 
 
-def make_config(shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()) -> MARConfig:
-    """Takes sizes from `shapes`, the rest from the options, else the file's `args`, else by rules."""
+def make_config(
+    shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
+) -> MARConfig:
+    """Takes sizes from `shapes`, the rest from the options, else the file's `args`,
+    else by rules."""
     sizes = read_sizes(shapes)
-    heads = options.heads or [_heads(sizes, args, part) for part in ("encoder", "decoder")]
+    heads = options.heads or [
+        _heads(sizes, args, part) for part in ("encoder", "decoder")
+    ]
     if len(heads) != 2:
-        raise UserError("--heads of a MAR model is two numbers ENC,DEC, for example 12,12")
+        raise UserError(
+            "--heads of a MAR model is two numbers ENC,DEC, for example 12,12"
+        )
     return MARConfig(
         **sizes,
         encoder_heads=heads[0],
         decoder_heads=heads[1],
         respacing=options.steps or str(args.get("num_sampling_steps", "100")),
-        patch_size=options.patch_size or args.get("patch_size") or _patch_size(sizes["token_dim"]),
+        patch_size=options.patch_size
+        or args.get("patch_size")
+        or _patch_size(sizes["token_dim"]),
         vae_stride=options.vae_stride or args.get("vae_stride") or 16,
     )
 
@@ -78,7 +104,8 @@ def _heads(sizes: Mapping, args: Mapping, part: str) -> int:
     if heads is None:
         known = ", ".join(map(str, HEADS_OF_WIDTH))
         raise UserError(
-            f"the file has an {part} of width {width}, and does not say its number of heads, which is known"
+            f"the file has an {part} of width {width}, and does not say its number of"
+            " heads, which is known"
             f" for widths {known} only; give it with --heads ENC,DEC"
         )
     return heads
@@ -88,7 +115,8 @@ def _patch_size(token_dim: int) -> int:
     side = round((token_dim / 16) ** 0.5)
     if token_dim != 16 * side * side:
         raise UserError(
-            f"its tokens have dimension {token_dim}, which is not 16 p^2 for any patch size p;"
+            f"its tokens have dimension {token_dim}, which is not 16 p^2 for any patch"
+            " size p;"
             " give it with --patch-size"
         )
     return side

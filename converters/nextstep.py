@@ -1,6 +1,8 @@
-"""NextStep-1 in Hugging Face folders: the table of names, and the sizes from config.json and shapes.
+"""NextStep-1 in Hugging Face folders: the table of names, and the sizes from
+config.json and shapes.
 
-The language model has the names of Llama without their first part. The autoencoder is not among the tensors.
+The language model has the names of Llama without their first part. The autoencoder is
+not among the tensors.
 """
 
 from __future__ import annotations
@@ -24,15 +26,24 @@ _PLACES = "gen_pos_embed"  # a table that is computed again
 _ROUNDING = 2**-8  # of that table in bfloat16
 
 TABLE: Table = (
-    *((rf"backbone/lm/{ours}", theirs.removeprefix("model.")) for ours, theirs in LLAMA_TABLE),
+    *(
+        (rf"backbone/lm/{ours}", theirs.removeprefix("model."))
+        for ours, theirs in LLAMA_TABLE
+    ),
     (r"backbone/(image_in_projector|image_out_projector)", r"\1"),
     (r"head/(cond_embed|input_proj)", r"image_head.net.\1"),
     (r"head/time_embed/mlp_([02])", r"image_head.net.time_embed.mlp.\1"),
     (r"head/res_blocks_(\d+)/in_ln", r"image_head.net.res_blocks.\1.in_ln"),
     (r"head/res_blocks_(\d+)/mlp_([02])", r"image_head.net.res_blocks.\1.mlp.\2"),
-    (r"head/res_blocks_(\d+)/adaLN_modulation_1", r"image_head.net.res_blocks.\1.adaLN_modulation.1"),
+    (
+        r"head/res_blocks_(\d+)/adaLN_modulation_1",
+        r"image_head.net.res_blocks.\1.adaLN_modulation.1",
+    ),
     (r"head/final_layer/linear", r"image_head.net.final_layer.linear"),
-    (r"head/final_layer/adaLN_modulation_1", r"image_head.net.final_layer.adaLN_modulation.1"),
+    (
+        r"head/final_layer/adaLN_modulation_1",
+        r"image_head.net.final_layer.adaLN_modulation.1",
+    ),
 )
 
 
@@ -44,11 +55,17 @@ class _Format(Format):
         dtype: Any = np.float32,
         put: Put | None = None,
     ) -> dict:
-        """Refuses a table of places that is another than the one the network computes."""
+        """Refuses a table of places that is another than the one the network
+        computes."""
         if config.positions and _PLACES in tensors:
-            ours, theirs = place_table(config.position_side, config.lm.width), tensors[_PLACES].numpy()
+            ours, theirs = (
+                place_table(config.position_side, config.lm.width),
+                tensors[_PLACES].numpy(),
+            )
             if not np.allclose(theirs.astype(np.float32), ours, rtol=0, atol=_ROUNDING):
-                raise UserError(f"{_PLACES} is not the table of sines and cosines that is expected")
+                raise UserError(
+                    f"{_PLACES} is not the table of sines and cosines that is expected"
+                )
         return super().convert(config, tensors, dtype, put)
 
 
@@ -56,8 +73,8 @@ FORMAT = _Format(TABLE, abstract_params, ignored=_PLACES)
 
 
 def make_config(folder: Folder, options: Options = Options()) -> NextStepConfig:
-    """Makes the configuration from config.json, the tokenizer and the shapes; steps and stride as given,
-    else as published."""
+    """Makes the configuration from config.json, the tokenizer and the shapes; steps and
+    stride as given, else as published."""
     values, steps = folder.config, options.steps or "20"
     refuse_the_unrepresentable(values, own_code=True)
     fields = llama_fields(values)

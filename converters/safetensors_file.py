@@ -13,9 +13,17 @@ import safetensors
 from cspd_jax.check import UserError
 
 _DTYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "I64": np.int64,
-    "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +36,8 @@ class SafeTensor:
     dtype: np.dtype
 
     def numpy(self) -> np.ndarray:
-        """Reads the values. The file is opened for each tensor, so that none stays mapped."""
+        """Reads the values. The file is opened for each tensor, so that none stays
+        mapped."""
         with safetensors.safe_open(self.path, framework="np") as file:
             return file.get_tensor(self.name)
 
@@ -43,7 +52,11 @@ def open_safetensors(path: str | os.PathLike) -> dict[str, SafeTensor]:
                 dtype = np.dtype(_DTYPES[piece.get_dtype()])
                 tensors[name] = SafeTensor(path, name, tuple(piece.get_shape()), dtype)
     except KeyError as error:
-        raise UserError(f"{path}: tensor {name} has the unsupported type {error}") from None
+        raise UserError(
+            f"{path}: tensor {name} has the unsupported type {error}"
+        ) from None
     except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a complete safetensors file ({error}); fetch it again") from None
+        raise UserError(
+            f"{path} is not a complete safetensors file ({error}); fetch it again"
+        ) from None
     return tensors

@@ -54,7 +54,11 @@ _NAMES = {  # how names of tensors begin that only one kind has, the first kind 
     "flux": ("encoder.", "decoder."),
     "inception": ("Conv2d_1a_3x3.", "Mixed_"),
 }
-_STATE_DICTS = ("model_ema", "ema", "model")  # of a training checkpoint; the first is taken
+_STATE_DICTS = (
+    "model_ema",
+    "ema",
+    "model",
+)  # of a training checkpoint; the first is taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,21 +91,25 @@ class Source:
         return self.folder.companions if self.folder else ()
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Returns further such files, name -> content, made of what a single file says of its tokenizer."""
+        """Returns further such files, name -> content, made of what a single file says
+        of its tokenizer."""
         with _naming(self.path):
             return gguf_tokenizer.files(self.gguf.metadata) if self.gguf else {}
 
     @property
     def remark(self) -> str | None:
         """What a user should know of the conversion."""
-        if self.gguf is None or (why := gguf_tokenizer.missing(self.gguf.metadata)) is None:
+        if (
+            self.gguf is None
+            or (why := gguf_tokenizer.missing(self.gguf.metadata)) is None
+        ):
             return None
         return f"no tokenizer is converted, so that prompts are ids: {why}"
 
     @property
     def autoencoder(self) -> Source | None:
-        """That of a SphereAR checkpoint, which lies in the same file, or of a NextStep-1 model, in the same
-        folder."""
+        """That of a SphereAR checkpoint, which lies in the same file, or of a
+        NextStep-1 model, in the same folder."""
         if self.kind == "nextstep" and flux.is_folder(self.path / flux.INSIDE):
             return open_source(self.path / flux.INSIDE)
         if self.kind == "sphere" and (inside := _of_svae(self.tensors)):
@@ -110,11 +118,18 @@ class Source:
 
     @property
     def shapes(self) -> Shapes:
-        return Shapes({name: tuple(tensor.shape) for name, tensor in self.tensors.items()})
+        return Shapes(
+            {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        )
 
     @property
     def dtype(self) -> str:
-        kinds = sorted({getattr(tensor, "stored", str(tensor.dtype)) for tensor in self.tensors.values()})
+        kinds = sorted(
+            {
+                getattr(tensor, "stored", str(tensor.dtype))
+                for tensor in self.tensors.values()
+            }
+        )
         return kinds[0] if len(kinds) == 1 else "mixed (" + ", ".join(kinds) + ")"
 
     @property
@@ -125,19 +140,32 @@ class Source:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Makes one sentence that names the file of whatever a converter stumbles over in it."""
+    """Makes one sentence that names the file of whatever a converter stumbles over in
+    it."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        raise UserError(told if told.startswith(str(path)) else f"{path}: {told}") from error
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        told = (
+            str(error)
+            if isinstance(error, UserError)
+            else f"{type(error).__name__}: {error}"
+        )
+        raise UserError(
+            told if told.startswith(str(path)) else f"{path}: {told}"
+        ) from error
 
 
 def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
     """Opens a file or a model folder.
 
-    `weights` names the state dict of a training checkpoint; otherwise it is the first that is there of
-    model_ema, ema and model.
+    `weights` names the state dict of a training checkpoint; otherwise it is the first
+    that is there of model_ema, ema and model.
     """
     path = Path(path)
     if not path.exists():
@@ -145,11 +173,15 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
     with _naming(path):
         if path.is_dir() or path.suffix == ".safetensors" or gguf.is_gguf(path):
             if weights is not None:
-                raise UserError(f"{path} holds a single set of weights; --weights is for .pth files")
+                raise UserError(
+                    f"{path} holds a single set of weights; --weights is for .pth files"
+                )
             return _open_folder(path) if path.is_dir() else _open_file(path)
         tree = open_checkpoint(path)
         tensors, args = _state_dict(tree, path, weights), tree.get("args")
-        return _of_file(path, tensors, args if isinstance(args, Namespace | dict) else {})
+        return _of_file(
+            path, tensors, args if isinstance(args, Namespace | dict) else {}
+        )
 
 
 def _open_folder(path: Path) -> Source:
@@ -160,7 +192,11 @@ def _open_folder(path: Path) -> Source:
         folder, kind = eagle.open_folder(path), "eagle"
     else:
         folder = hf.open_folder(path)
-        kind = "nextstep" if folder.config.get("model_type") == nextstep.MODEL_TYPE else "lm"
+        kind = (
+            "nextstep"
+            if folder.config.get("model_type") == nextstep.MODEL_TYPE
+            else "lm"
+        )
     return Source(path, kind, folder.tensors, folder.config, folder)
 
 
@@ -171,32 +207,48 @@ def _open_file(path: Path) -> Source:
     return Source(path, "lm", found.tensors, found.metadata, gguf=found)
 
 
-def _of_file(path: Path, tensors: Mapping[str, Tensor], args: Mapping[str, Any]) -> Source:
+def _of_file(
+    path: Path, tensors: Mapping[str, Tensor], args: Mapping[str, Any]
+) -> Source:
     """Finds the kind by the names of the tensors."""
     for kind, names in _NAMES.items():
         if any(name.startswith(names) for name in tensors):
-            return Source(path, kind, (kind == "svae" and _of_svae(tensors)) or tensors, args)
+            return Source(
+                path, kind, (kind == "svae" and _of_svae(tensors)) or tensors, args
+            )
     if (path.parent / hf.CONFIG).is_file():
-        raise UserError(f"{path} is one file of a model folder; give the folder, {path.parent}")
+        raise UserError(
+            f"{path} is one file of a model folder; give the folder, {path.parent}"
+        )
     raise UserError(
-        f"{path} is neither a MAR, a SphereAR, a KL-16, a FLUX-type, an S-VAE nor an Inception checkpoint;"
+        f"{path} is neither a MAR, a SphereAR, a KL-16, a FLUX-type, an S-VAE nor an"
+        " Inception checkpoint;"
         f" its tensors are: {', '.join(list(tensors)[:8])}"
     )
 
 
 def _of_svae(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     prefix = sphere_vae.PREFIX
-    return {n.removeprefix(prefix): tensor for n, tensor in tensors.items() if n.startswith(prefix)}
+    return {
+        n.removeprefix(prefix): tensor
+        for n, tensor in tensors.items()
+        if n.startswith(prefix)
+    }
 
 
 def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTensor]:
     found = [name for name in _STATE_DICTS if isinstance(tree.get(name), dict)]
     if weights is not None and weights not in found:
-        raise UserError(f"{path} holds no {weights!r} weights; it has: {', '.join(map(str, tree))}")
+        raise UserError(
+            f"{path} holds no {weights!r} weights; it has: {', '.join(map(str, tree))}"
+        )
     state = tree[weights or found[0]] if found else tree
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, LazyTensor):
-            raise UserError(f"{path}: entry {name} of the weights is a {type(value).__name__}, not a tensor")
+            raise UserError(
+                f"{path}: entry {name} of the weights is a {type(value).__name__}, not"
+                " a tensor"
+            )
     return state
 
 
@@ -209,27 +261,36 @@ def make_config(source: Source, options: Options = Options()) -> Any:
         if source.folder:
             return converter.make_config(source.folder, options)
         if source.kind == "sphere" and inside and options.vae_stride is None:
-            options = dataclasses.replace(options, vae_stride=make_config(inside).stride)
+            options = dataclasses.replace(
+                options, vae_stride=make_config(inside).stride
+            )
         return converter.make_config(source.shapes, source.args, options)
 
 
 def check(source: Source, config: Any) -> None:
-    """Refuses what `convert` would refuse by names, shapes and types of tensors. Reads no number."""
+    """Refuses what `convert` would refuse by names, shapes and types of tensors. Reads
+    no number."""
     with _naming(source.path):
         source.format.check(config, source.tensors)
     if source.autoencoder:
         check(source.autoencoder, make_config(source.autoencoder))
 
 
-def convert(source: Source, config: Any, dtype: Any = np.float32, put: Put | None = None) -> dict:
-    """Returns the Flax parameter tree of numpy arrays, or of what `put` makes of each path and array."""
+def convert(
+    source: Source, config: Any, dtype: Any = np.float32, put: Put | None = None
+) -> dict:
+    """Returns the Flax parameter tree of numpy arrays, or of what `put` makes of each
+    path and array."""
     with _naming(source.path):
         return source.format.convert(config, source.tensors, dtype, put)
 
 
 def digest(source: Source) -> str:
-    """Returns the SHA-256 of a file; of a folder, that of `sha256sum config.json *.safetensors`."""
+    """Returns the SHA-256 of a file; of a folder, that of `sha256sum config.json
+    *.safetensors`."""
     if source.folder is None:
         return file_sha256(source.path)
-    lines = "".join(f"{file_sha256(file)}  {file.name}\n" for file in source.folder.files)
+    lines = "".join(
+        f"{file_sha256(file)}  {file.name}\n" for file in source.folder.files
+    )
     return hashlib.sha256(lines.encode()).hexdigest()

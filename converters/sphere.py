@@ -17,7 +17,10 @@ _HEAD_DIM = 64  # of every published model; the weights do not say it
 TABLE: Table = (
     (r"backbone/(cls_embedding|proj_in|emb_norm|norm|pos_for_diff)", r"\1"),
     (r"backbone/layers_(\d+)/(attention_norm|ffn_norm)", r"layers.\1.\2"),
-    (r"backbone/layers_(\d+)/(attention|feed_forward)/(wqkv|wo|w1|w2)", r"layers.\1.\2.\3"),
+    (
+        r"backbone/layers_(\d+)/(attention|feed_forward)/(wqkv|wo|w1|w2)",
+        r"layers.\1.\2.\3",
+    ),
     (r"head/(cond_embed|input_proj)", r"head.net.\1"),
     (r"head/time_embed/mlp_([02])", r"head.net.time_embed.mlp.\1"),
     (r"head/res_blocks_(\d+)/(norm|w1|w2)", r"head.net.res_blocks.\1.\2"),
@@ -28,7 +31,8 @@ FORMAT = Format(TABLE, abstract_params, ignored=r"vae\..*")
 
 
 def read_sizes(shapes: Shapes) -> dict[str, Any]:
-    """Reads the fields of SphereConfig that shapes tell: all but heads, steps, patch size and stride."""
+    """Reads the fields of SphereConfig that shapes tell: all but heads, steps, patch
+    size and stride."""
     width = shapes.size("proj_in.weight", 0)
     return {
         "seq_len": shapes.size("pos_for_diff.weight", 0),
@@ -43,14 +47,19 @@ def read_sizes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def make_config(shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()) -> SphereConfig:
+def make_config(
+    shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
+) -> SphereConfig:
     """Takes sizes from `shapes`, the rest from the options, else as published."""
     sizes, steps = read_sizes(shapes), options.steps or "100"
     if options.heads is None and sizes["width"] % _HEAD_DIM:
         raise UserError(
-            f"the file has width {sizes['width']}, and does not say its number of heads, which is known for"
+            f"the file has width {sizes['width']}, and does not say its number of"
+            " heads, which is known for"
             f" multiples of {_HEAD_DIM} only; give it with --heads N"
         )
     heads = sizes["width"] // _HEAD_DIM if options.heads is None else options.heads[0]
     respacing = f"flow{steps}" if steps.isdecimal() else steps
-    return SphereConfig(**sizes, heads=heads, respacing=respacing, vae_stride=options.vae_stride or 16)
+    return SphereConfig(
+        **sizes, heads=heads, respacing=respacing, vae_stride=options.vae_stride or 16
+    )

@@ -1,7 +1,7 @@
 """S-VAE checkpoints of SphereAR: the table of names, and the sizes read from shapes.
 
-In files of the autoencoder alone and in those of a whole model the names begin with `vae.`, which `source`
-takes away.
+In files of the autoencoder alone and in those of a whole model the names begin with
+`vae.`, which `source` takes away.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ TABLE: Table = (
     (r"decoder/conv_in", r"decoder.conv_in.1"),
     (r"decoder/conv_out_(\d)", r"decoder.conv_out.\1"),
     (r"(encoder|decoder)/register_token", r"\1.register_token.weight"),
-    (r"(encoder|decoder)/layers_(\d+)/(attention|feed_forward)/(\w+)", r"\1.layers.\2.\3.\4"),
+    (
+        r"(encoder|decoder)/layers_(\d+)/(attention|feed_forward)/(\w+)",
+        r"\1.layers.\2.\3.\4",
+    ),
     (r"(encoder|decoder)/layers_(\d+)/(attention_norm|ffn_norm)", r"\1.layers.\2.\3"),
     (r"encoder/patchify_(\d+)/block_(\d)", r"encoder.patchify.0.net.\1.block.\2"),
     (r"encoder/patchify_(\d+)/shortcut", r"encoder.patchify.0.net.\1.shortcut"),
@@ -29,7 +32,9 @@ TABLE: Table = (
 FORMAT = Format(TABLE, abstract_params, ignored=r"(en|de)coder\.freqs_cis")
 
 
-def make_config(shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()) -> SphereVAEConfig:
+def make_config(
+    shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
+) -> SphereVAEConfig:
     """Takes everything from shapes."""
     levels, net = shapes.count("encoder.patchify.0.net."), "encoder.patchify.0.net"
     channels = [shapes.size(f"{net}.{i}.block.2.weight", 0) for i in range(levels)]

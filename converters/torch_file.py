@@ -1,10 +1,12 @@
 """Reads PyTorch's checkpoints (`.pth`, `.ckpt`, `.pt`) without torch.
 
-Such a file is an uncompressed zip: `<name>/data.pkl` describes the objects, `<name>/data/<key>` holds the
-bytes of one storage each. Before PyTorch 1.6 it was five pickles in a row (a magic number, a version,
-facts about the machine, the objects, the keys of the storages) and then the storages; the published Inception
-weights are such a file. Nothing in a file is executed: its pickle is given the few names at the end, and any
-other is refused. Tensors come out as handles, which map their bytes from the file when asked.
+Such a file is an uncompressed zip: `<name>/data.pkl` describes the objects,
+`<name>/data/<key>` holds the bytes of one storage each. Before PyTorch 1.6 it was five
+pickles in a row (a magic number, a version, facts about the machine, the objects, the
+keys of the storages) and then the storages; the published Inception weights are such a
+file. Nothing in a file is executed: its pickle is given the few names at the end, and
+any other is refused. Tensors come out as handles, which map their bytes from the file
+when asked.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ import numpy as np
 
 from cspd_jax.check import UserError
 
-_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # what a file of before PyTorch 1.6 begins with
+# what a file of before PyTorch 1.6 begins with
+_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 class Namespace(dict):
-    """An `argparse.Namespace` read from a file: a plain dictionary of its attributes."""
+    """An `argparse.Namespace` read from a file: a plain dictionary of its
+    attributes."""
 
     def __setstate__(self, state: dict) -> None:
         self.update(state)
@@ -39,7 +43,8 @@ class Namespace(dict):
 
 @dataclasses.dataclass
 class Storage:
-    """A run of numbers inside the file: `size` elements of `dtype` from byte `start`."""
+    """A run of numbers inside the file: `size` elements of `dtype` from byte
+    `start`."""
 
     path: Path
     start: int
@@ -49,7 +54,8 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that has not been read yet. `offset` and `strides` count elements of its storage."""
+    """A tensor that has not been read yet. `offset` and `strides` count elements of its
+    storage."""
 
     storage: Storage
     offset: int
@@ -61,7 +67,8 @@ class LazyTensor:
         return self.storage.dtype
 
     def numpy(self) -> np.ndarray:
-        """Returns the values, as a read-only view of the file; the mapping ends with its last reference."""
+        """Returns the values, as a read-only view of the file; the mapping ends with
+        its last reference."""
         if math.prod(self.shape) == 0:
             return np.empty(self.shape, self.dtype)
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
@@ -70,11 +77,14 @@ class LazyTensor:
         raw = np.memmap(self.storage.path, np.uint8, "r", start, (extent * item,))
         flat = np.ndarray.view(raw, np.ndarray).view(self.dtype)
         strides = [s * item for s in self.strides]
-        return np.lib.stride_tricks.as_strided(flat, self.shape, strides, writeable=False)
+        return np.lib.stride_tricks.as_strided(
+            flat, self.shape, strides, writeable=False
+        )
 
 
 def open_checkpoint(path: str | os.PathLike) -> Any:
-    """Returns the object tree of a PyTorch checkpoint, with a `LazyTensor` for every tensor."""
+    """Returns the object tree of a PyTorch checkpoint, with a `LazyTensor` for every
+    tensor."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -83,27 +93,43 @@ def open_checkpoint(path: str | os.PathLike) -> Any:
             return _open_old(path, file) if old else _open_zip(path, file)
     except UserError:
         raise
-    except (
-        Exception
-    ) as error:  # zipfile, pickle and what a damaged file calls with wrong arguments raise many
+    # zipfile, pickle and what a damaged file calls with wrong arguments raise many
+    except Exception as error:
         told = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path} is damaged, or no PyTorch checkpoint ({told})") from None
+        raise UserError(
+            f"{path} is damaged, or no PyTorch checkpoint ({told})"
+        ) from None
 
 
 def _open_zip(path: Path, file: IO[bytes]) -> Any:
     with zipfile.ZipFile(file) as archive:
-        (description,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        (description,) = (
+            name for name in archive.namelist() if name.endswith("/data.pkl")
+        )
         prefix = description.removesuffix("data.pkl")
-        if f"{prefix}byteorder" in archive.NameToInfo and archive.read(f"{prefix}byteorder") != b"little":
-            raise UserError(f"{path} holds big-endian numbers; only little-endian files are read")
+        if (
+            f"{prefix}byteorder" in archive.NameToInfo
+            and archive.read(f"{prefix}byteorder") != b"little"
+        ):
+            raise UserError(
+                f"{path} holds big-endian numbers; only little-endian files are read"
+            )
 
-        def storage(kind: str, dtype: np.dtype, key: str, device: str, size: int) -> Storage:
+        def storage(
+            kind: str, dtype: np.dtype, key: str, device: str, size: int
+        ) -> Storage:
             info = archive.getinfo(f"{prefix}data/{key}")
             file.seek(info.header_offset)
             magic, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-            whole = info.compress_type == zipfile.ZIP_STORED and size * dtype.itemsize <= info.file_size
+            whole = (
+                info.compress_type == zipfile.ZIP_STORED
+                and size * dtype.itemsize <= info.file_size
+            )
             if not whole or magic != b"PK\x03\x04":
-                raise ValueError(f"storage {key} is compressed, or not where or as long as it is said to be")
+                raise ValueError(
+                    f"storage {key} is compressed, or not where or as long as it is"
+                    " said to be"
+                )
             return Storage(path, file.tell() + name + extra, size, dtype)
 
         with archive.open(description) as opened:
@@ -113,12 +139,18 @@ def _open_zip(path: Path, file: IO[bytes]) -> Any:
 def _open_old(path: Path, file: IO[bytes]) -> Any:
     storages: dict[str, Storage] = {}
 
-    def storage(kind: str, dtype: np.dtype, key: str, device: str, size: int, view: None) -> Storage:
+    def storage(
+        kind: str, dtype: np.dtype, key: str, device: str, size: int, view: None
+    ) -> Storage:
         return storages.setdefault(key, Storage(path, 0, size, dtype))
 
-    _, version, facts, tree, keys = (_Unpickler(file, path, storage).load() for _ in range(5))
+    _, version, facts, tree, keys = (
+        _Unpickler(file, path, storage).load() for _ in range(5)
+    )
     if version != 1001 or not facts["little_endian"]:
-        raise UserError(f"{path} is of an unknown version of PyTorch's old format, or big-endian")
+        raise UserError(
+            f"{path} is of an unknown version of PyTorch's old format, or big-endian"
+        )
     end = file.tell()
     for key in keys:
         one = storages.pop(key)
@@ -133,19 +165,26 @@ def _open_old(path: Path, file: IO[bytes]) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds containers, scalars and handles of tensors, and refuses every other name."""
+    """Builds containers, scalars and handles of tensors, and refuses every other
+    name."""
 
     def __init__(self, file: IO[bytes], path: Path, storage: Callable[..., Storage]):
         super().__init__(file)
         self._path, self._storage = path, storage
-        # A pickle may set attributes of what it is given, so that is no object of this module.
+        # A pickle may set attributes of what it is given, so that is no object of this
+        # module.
         made = {name: functools.partial(make) for name, make in _MADE.items()}
-        self._names = {**_NAMES, **made, "argparse.Namespace": type("Namespace", (Namespace,), {})}
+        self._names = {
+            **_NAMES,
+            **made,
+            "argparse.Namespace": type("Namespace", (Namespace,), {}),
+        }
 
     def find_class(self, module: str, name: str) -> Any:
         if (known := self._names.get(f"{module}.{name}")) is None:
             raise UserError(
-                f"{self._path} asks for {module}.{name}, which is not among the few names that a checkpoint"
+                f"{self._path} asks for {module}.{name}, which is not among the few"
+                " names that a checkpoint"
                 " may use; re-save it with tensors and plain containers only"
             )
         return known
@@ -154,10 +193,14 @@ class _Unpickler(pickle.Unpickler):
         return self._storage(*reference)
 
 
-def _tensor(storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None) -> LazyTensor:
+def _tensor(
+    storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None
+) -> LazyTensor:
     """Makes a handle, and refuses one that would read beyond its storage."""
     last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    inside = min(offset, *shape, *strides, 0) == 0 and (last < storage.size or not math.prod(shape))
+    inside = min(offset, *shape, *strides, 0) == 0 and (
+        last < storage.size or not math.prod(shape)
+    )
     if not inside or not isinstance(storage, Storage):
         raise ValueError(f"a tensor of shape {shape} does not fit its storage")
     return LazyTensor(storage, offset, tuple(shape), tuple(strides))
@@ -172,9 +215,17 @@ _MADE: dict[str, Callable[..., LazyTensor]] = {
     "torch._utils._rebuild_parameter": _parameter,
 }
 _STORAGES = {
-    "Half": np.float16, "BFloat16": ml_dtypes.bfloat16, "Float": np.float32, "Double": np.float64,
-    "Char": np.int8, "Byte": np.uint8, "Short": np.int16, "Int": np.int32, "Long": np.int64, "Bool": np.bool_,
-}  # fmt: skip
+    "Half": np.float16,
+    "BFloat16": ml_dtypes.bfloat16,
+    "Float": np.float32,
+    "Double": np.float64,
+    "Char": np.int8,
+    "Byte": np.uint8,
+    "Short": np.int16,
+    "Int": np.int32,
+    "Long": np.int64,
+    "Bool": np.bool_,
+}
 _NAMES: dict[str, Any] = {
     "collections.OrderedDict": collections.OrderedDict,
     "torch.Size": tuple,

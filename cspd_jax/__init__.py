@@ -8,7 +8,9 @@ __version__ = "0.7.0.dev0"
 
 # In a checkout `converters/` lies beside this folder; installed, it lies inside it.
 _ROOT = pathlib.Path(__file__).parent.parent
-if (_ROOT / "converters" / "source.py").is_file() and not (_ROOT / "cspd_jax" / "converters").exists():
+if (_ROOT / "converters" / "source.py").is_file() and not (
+    _ROOT / "cspd_jax" / "converters"
+).exists():
     __path__.append(str(_ROOT))
 
 

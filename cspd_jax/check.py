@@ -1,4 +1,5 @@
-"""The one exception that means: the caller's input is wrong; and what two models must have in common."""
+"""The one exception that means: the caller's input is wrong; and what two models must
+have in common."""
 
 from __future__ import annotations
 
@@ -14,15 +15,19 @@ _SHOWN = 80
 
 
 class UserError(ValueError):
-    """One sentence: what is wrong, where, and what would be right. The command line exits with 2."""
+    """One sentence: what is wrong, where, and what would be right. The command line
+    exits with 2."""
 
     def __init__(self, sentence: object = ""):
         super().__init__(printable(str(sentence)))
 
 
 def printable(text: str) -> str:
-    """Returns the text with what would steer a terminal, line ends too, escaped as in Python's strings."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """Returns the text with what would steer a terminal, line ends too, escaped as in
+    Python's strings."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 @contextlib.contextmanager
@@ -50,7 +55,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def check_draft(target: Any, draft: Any) -> None:
-    """Raises UserError unless `draft` generates the same kind of token sequence as `target`."""
+    """Raises UserError unless `draft` generates the same kind of token sequence as
+    `target`."""
     for field, meaning in (
         ("token_dim", "tokens of dimension {}"),
         ("seq_len", "{} tokens per image"),
@@ -61,7 +67,8 @@ def check_draft(target: Any, draft: Any) -> None:
         have, want = getattr(draft, field, None), getattr(target, field, None)
         if have != want:
             raise UserError(
-                f"the draft does not fit the target: it has {meaning.format(have)}, the target"
+                f"the draft does not fit the target: it has {meaning.format(have)}, the"
+                " target"
                 f" {meaning.format(want)}"
             )
 
@@ -70,17 +77,28 @@ def check_head_ids(where: str, config: Any, ids: Any) -> None:
     """Raises UserError unless the ids of a head are different ones of its target's."""
     ids, most = np.asarray(ids), config.target_ids
     whole = np.issubdtype(ids.dtype, np.integer)
-    if not whole or ids.min() < 0 or ids.max() >= most or len(np.unique(ids)) < len(ids):
-        raise UserError(f"the ids of {where} are not different ones of the target's {most}")
+    if (
+        not whole
+        or ids.min() < 0
+        or ids.max() >= most
+        or len(np.unique(ids)) < len(ids)
+    ):
+        raise UserError(
+            f"the ids of {where} are not different ones of the target's {most}"
+        )
 
 
 def check_vocabularies(target: Any, draft: Any) -> None:
-    """Raises UserError unless two language models can have the same ids, apart from padding."""
+    """Raises UserError unless two language models can have the same ids, apart from
+    padding."""
     t, d = target.config, draft.config
     unknown = any(c.known_ids == c.vocab_size for c in (t, d))
-    if t.known_ids == d.known_ids or (unknown and abs(t.known_ids - d.known_ids) <= _MOST_PADDING):
+    if t.known_ids == d.known_ids or (
+        unknown and abs(t.known_ids - d.known_ids) <= _MOST_PADDING
+    ):
         return
     raise UserError(
-        f"the vocabularies differ: {target.name} has {t.known_ids} ids and {draft.name} {d.known_ids}, which"
+        f"the vocabularies differ: {target.name} has {t.known_ids} ids and {draft.name}"
+        f" {d.known_ids}, which"
         " is more than padding; a draft needs the target's tokens"
     )

@@ -1,4 +1,5 @@
-"""Models by name or path: the shipped ones, published weights (downloaded once, then cached), folders."""
+"""Models by name or path: the shipped ones, published weights (downloaded once, then
+cached), folders."""
 
 from __future__ import annotations
 
@@ -40,10 +41,23 @@ TEXT_DEFAULTS = {
 NAMES = (*DEFAULTS, *MAR_PRESETS)  # of image models
 AUTOENCODER = flux.INSIDE  # within the checkpoint folder of a model that came with one
 REPOSITORY = "jadechoghari/mar"
-FILES = {name: f"{name}.safetensors" for name in (*MAR_PRESETS, "kl16")}  # in that repository
+FILES = {
+    name: f"{name}.safetensors" for name in (*MAR_PRESETS, "kl16")
+}  # in that repository
 REVISION_VARIABLE = "CSPD_HUB_REVISION"
-_OF_A_MODEL = [hf.CONFIG, "model*.safetensors", hf.INDEX, *hf.COMPANIONS]  # files of a language model
-_ENDINGS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")  # of files alone: repositories may end in gguf
+_OF_A_MODEL = [
+    hf.CONFIG,
+    "model*.safetensors",
+    hf.INDEX,
+    *hf.COMPANIONS,
+]  # files of a language model
+_ENDINGS = (
+    ".pth",
+    ".pt",
+    ".ckpt",
+    ".bin",
+    ".safetensors",
+)  # of files alone: repositories may end in gguf
 _SHIPPED = Path(__file__).parent / "defaults"
 _KINDS = {  # what a person calls a type, and the kinds of checkpoints that are of it
     ImageModel: ("model", tuple(IMAGE_KINDS)),
@@ -54,19 +68,28 @@ _KINDS = {  # what a person calls a type, and the kinds of checkpoints that are 
 
 
 def load(
-    name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None, of: type | None = None
+    name_or_path: str | os.PathLike,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    of: type | None = None,
 ) -> Any:
-    """Loads an `ImageModel`, `TextModel`, `HeadModel` or `VAE`; the checkpoint says which.
+    """Loads an `ImageModel`, `TextModel`, `HeadModel` or `VAE`; the checkpoint says
+    which.
 
-    name_or_path: a shipped model (`DEFAULTS`, `TEXT_DEFAULTS`), a folder in this package's format or in
-        Hugging Face's, or published weights, which are downloaded (extra `hub`): mar-base, mar-large,
-        mar-huge, kl16, or OWNER/NAME of a language model. The shipped models win over folders of their names
-        (write ./default), and folders over published weights.
+    name_or_path: a shipped model (`DEFAULTS`, `TEXT_DEFAULTS`), a folder in this
+        package's format or in Hugging Face's, or published weights, which are
+        downloaded (extra `hub`): mar-base, mar-large, mar-huge, kl16, or OWNER/NAME of
+        a language model. The shipped models win over folders of their names (write
+        ./default), and folders over published weights.
     dtype: of parameters and activations, float32 unless given.
-    mesh: the devices that share its parameters and its work (`cspd_jax.parallel.make_mesh`).
+    mesh: the devices that share its parameters and its work
+        (`cspd_jax.parallel.make_mesh`).
     of: the type that is wanted; UserError, before anything is read, if it is another.
     """
-    name, dtype = os.fspath(name_or_path), jnp.dtype(jnp.float32 if dtype is None else dtype)
+    name, dtype = (
+        os.fspath(name_or_path),
+        jnp.dtype(jnp.float32 if dtype is None else dtype),
+    )
     there = _locate(name)
     path, origin = fetch(name) if there is None else (there, there.name)
     found, source = _outline(path, there is None or _is_published(path))
@@ -79,7 +102,9 @@ def load(
         def put(place: tuple[str, ...], array: np.ndarray) -> jax.Array:
             if mesh is None:
                 return jnp.asarray(array)
-            return parallel.put(array, parallel.sharding(mesh, place, array.shape, found.config))
+            return parallel.put(
+                array, parallel.sharding(mesh, place, array.shape, found.config)
+            )
 
         params = convert(source, found.config, dtype, put)
         found = found._replace(params=params, metadata={"source": origin})
@@ -87,7 +112,8 @@ def load(
 
 
 def describe(name_or_path: str | os.PathLike, of: type | None = None) -> Any:
-    """Returns the model without its parameters (None), to check a request against; nothing is downloaded."""
+    """Returns the model without its parameters (None), to check a request against;
+    nothing is downloaded."""
     name = os.fspath(name_or_path)
     path = _locate(name)
     if path is not None:
@@ -95,7 +121,9 @@ def describe(name_or_path: str | os.PathLike, of: type | None = None) -> Any:
     elif name in MAR_PRESETS:
         found = weights.Checkpoint("mar", MAR_PRESETS[name], None, {})
     else:
-        raise UserError(f"{name} is neither a folder nor one of the image models {', '.join(NAMES)}")
+        raise UserError(
+            f"{name} is neither a folder nor one of the image models {', '.join(NAMES)}"
+        )
     _check_kind(found.kind, of, name)
     return _model(name, found, jnp.dtype(jnp.float32), path, None)
 
@@ -103,11 +131,16 @@ def describe(name_or_path: str | os.PathLike, of: type | None = None) -> Any:
 def own_vae(model: ImageModel) -> str | None:
     """Returns the folder of the autoencoder that a model came with."""
     folder = model.folder / AUTOENCODER if model.folder else None
-    return str(folder) if folder is not None and (folder / "config.json").is_file() else None
+    return (
+        str(folder)
+        if folder is not None and (folder / "config.json").is_file()
+        else None
+    )
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Returns the checkpoint folder of a model that comes with the package; None for any other name."""
+    """Returns the checkpoint folder of a model that comes with the package; None for
+    any other name."""
     folder = {**DEFAULTS, **TEXT_DEFAULTS}.get(name)
     return None if folder is None else _SHIPPED / folder
 
@@ -120,22 +153,27 @@ def _locate(name: str) -> Path | None:
         return None
     names = ", ".join((*DEFAULTS, *TEXT_DEFAULTS, *FILES))
     raise UserError(
-        f"{name} is neither a checkpoint folder nor one of the names {names}, nor OWNER/NAME on the hub"
+        f"{name} is neither a checkpoint folder nor one of the names {names}, nor"
+        " OWNER/NAME on the hub"
     )
 
 
 def _is_published(path: Path) -> bool:
-    """Says whether a folder is in a published format, which is converted as it is read."""
+    """Says whether a folder is in a published format, which is converted as it is
+    read."""
     return hf.is_model_folder(path) or eagle.is_folder(path) or flux.is_folder(path)
 
 
 def _outline(path: Path, published: bool) -> tuple[weights.Checkpoint, Source | None]:
-    """Returns a checkpoint without its parameters, and what is to be converted if it is a published one."""
+    """Returns a checkpoint without its parameters, and what is to be converted if it is
+    a published one."""
     if published:
         from cspd_jax.converters.source import make_config, open_source
 
         source = open_source(path)
-        return weights.Checkpoint(source.kind, make_config(source), None, {"source": path.name}), source
+        return weights.Checkpoint(
+            source.kind, make_config(source), None, {"source": path.name}
+        ), source
     told = weights.read_description(path)
     return weights.Checkpoint(told.pop("kind"), told.pop("config"), None, told), None
 
@@ -146,11 +184,18 @@ def _check_kind(kind: str, of: type | None, name: str) -> None:
     what, kinds = _KINDS[of]
     head = " (a head goes with cspd-jax text --draft)" if kind == "eagle" else ""
     raise UserError(
-        f"{name} is a checkpoint of kind {kind}{head}; the {what} must be of kind {' or '.join(kinds)}"
+        f"{name} is a checkpoint of kind {kind}{head}; the {what} must be of kind"
+        f" {' or '.join(kinds)}"
     )
 
 
-def _model(name: str, found: weights.Checkpoint, dtype: Any, folder: Path | None, mesh: Mesh | None) -> Any:
+def _model(
+    name: str,
+    found: weights.Checkpoint,
+    dtype: Any,
+    folder: Path | None,
+    mesh: Mesh | None,
+) -> Any:
     """Joins what was found to the model that it is of."""
     kind, config, params, metadata = found
     if kind == "lm":
@@ -162,9 +207,19 @@ def _model(name: str, found: weights.Checkpoint, dtype: Any, folder: Path | None
     if kind in _KINDS[VAE][1]:
         return VAE(name, config, params, dtype, metadata)
     if kind not in IMAGE_KINDS:
-        raise UserError(f"{name} is a checkpoint of kind {kind}, which is no model that generates")
+        raise UserError(
+            f"{name} is a checkpoint of kind {kind}, which is no model that generates"
+        )
     names = tuple((metadata.get("extra") or {}).get("class_names") or ())
-    return ImageModel(name, IMAGE_KINDS[kind].network(config, dtype), params, metadata, folder, mesh, names)
+    return ImageModel(
+        name,
+        IMAGE_KINDS[kind].network(config, dtype),
+        params,
+        metadata,
+        folder,
+        mesh,
+        names,
+    )
 
 
 class Fetched(NamedTuple):
@@ -185,31 +240,44 @@ def fetch(
     endpoint: str | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Fetched:
-    """Returns published weights (`FILES`), or the folder of a language model, from the cache or the network.
+    """Returns published weights (`FILES`), or the folder of a language model, from the
+    cache or the network.
 
-    revision: a branch, or the 40 digits of a commit, which does not move (default: the environment variable
-        CSPD_HUB_REVISION, then main).
+    revision: a branch, or the 40 digits of a commit, which does not move (default: the
+        environment variable CSPD_HUB_REVISION, then main).
     endpoint, cache_dir: huggingface_hub's own unless given.
     """
     revision = revision or os.environ.get(REVISION_VARIABLE)
-    where: dict[str, Any] = {"revision": revision, "endpoint": endpoint, "cache_dir": cache_dir}
+    where: dict[str, Any] = {
+        "revision": revision,
+        "endpoint": endpoint,
+        "cache_dir": cache_dir,
+    }
     try:
         import huggingface_hub
 
         if (file := FILES.get(name)) is not None:
             path = Path(huggingface_hub.hf_hub_download(REPOSITORY, file, **where))
             return Fetched(path, f"{REPOSITORY}@{path.parent.name}/{file}")
-        path = Path(huggingface_hub.snapshot_download(name, allow_patterns=_OF_A_MODEL, **where))
+        path = Path(
+            huggingface_hub.snapshot_download(name, allow_patterns=_OF_A_MODEL, **where)
+        )
         return Fetched(path, f"{name}@{path.name}")
     except Exception as error:  # the library and its HTTP client raise many types
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"{name} at revision {revision or 'main'} could not be fetched ({reason}); check the connection,"
+            f"{name} at revision {revision or 'main'} could not be fetched ({reason});"
+            " check the connection,"
             " or give the path of a file or folder you have"
         ) from error
 
 
 def is_repository(name: str) -> bool:
-    """Says whether a name has the form OWNER/NAME, and not that of a file in a folder."""
+    """Says whether a name has the form OWNER/NAME, and not that of a file in a
+    folder."""
     is_file = name.lower().endswith(_ENDINGS)
-    return not is_file and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and ".." not in name
+    return (
+        not is_file
+        and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+        and ".." not in name
+    )

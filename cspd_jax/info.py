@@ -16,7 +16,8 @@ class Calls(NamedTuple):
     """Calls of a network, for the whole batch.
 
     sequential: [] calls made one after the other.
-    rows: [] rows (sequences of tokens, tokens, denoising steps) that were computed in them, padding included.
+    rows: [] rows (sequences of tokens, tokens, denoising steps) that were computed in
+        them, padding included.
     """
 
     sequential: Array
@@ -24,7 +25,8 @@ class Calls(NamedTuple):
 
 
 class Exactness(NamedTuple):
-    """Whether the output has the distribution of the plain sampler, up to the rounding of the networks.
+    """Whether the output has the distribution of the plain sampler, up to the rounding
+    of the networks.
 
     why: one clause, for people.
     """
@@ -38,13 +40,16 @@ class Exactness(NamedTuple):
 class Info:
     """What happened while B rows (images, texts) were generated.
 
-    It is a pytree of arrays, so that a jitted function can return it; the properties wait for the device.
+    It is a pytree of arrays, so that a jitted function can return it; the properties
+    wait for the device.
 
     made: [B] tokens that were generated.
     rounds: [B] rounds, or steps, until the row was complete.
-    tested: [B, D] drafts that were tested, by place in the draft; D is 0 where nothing is drafted.
+    tested: [B, D] drafts that were tested, by place in the draft; D is 0 where nothing
+        is drafted.
     accepted: [B, D] those that were accepted.
-    truncated: [B] draws from a residual that were given up; with any, the distribution is not the target's.
+    truncated: [B] draws from a residual that were given up; with any, the distribution
+        is not the target's.
     calls: of each network, by name.
     trace: what the family tells besides.
     judgement: of the method, by itself (static).
@@ -88,11 +93,18 @@ class Info:
         tested, lossless = int(np.sum(self.tested)), self.exactness.lossless
         lines = [
             f"calls       {self.sequential} one after the other ({calls})",
-            f"rounds      {np.mean(self.rounds):.1f} for a row of {np.mean(self.made):.1f} tokens",
-            f"acceptance  {self.acceptance:.1%} of {tested} drafts" if tested else "acceptance  no drafts",
+            f"rounds      {np.mean(self.rounds):.1f} for a row of"
+            f" {np.mean(self.made):.1f} tokens",
+            f"acceptance  {self.acceptance:.1%} of {tested} drafts"
+            if tested
+            else "acceptance  no drafts",
             f"exact       {'yes' if lossless else 'no'}: {self.exactness.why}",
         ]
-        return "\n".join(lines if self.seconds is None else [*lines, f"seconds     {self.seconds:.3f}"])
+        return "\n".join(
+            lines
+            if self.seconds is None
+            else [*lines, f"seconds     {self.seconds:.3f}"]
+        )
 
 
 class Generated(NamedTuple):
@@ -112,11 +124,13 @@ def add(total: Any, more: Any) -> Any:
 
 
 def judged(method: Exactness, truncated: int) -> Exactness:
-    """Returns the judgement of a run of the method in which so many draws from a residual were given up."""
+    """Returns the judgement of a run of the method in which so many draws from a
+    residual were given up."""
     if not (method.lossless and truncated):
         return method
     return Exactness(
         False,
-        f"{truncated} draws from a residual were given up, at the limit of tries or because a density was not"
+        f"{truncated} draws from a residual were given up, at the limit of tries or"
+        " because a density was not"
         " a number, and replaced",
     )

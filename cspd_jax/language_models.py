@@ -1,4 +1,5 @@
-"""What decoding needs of a language model, causal or masked, and the prompts that it is given."""
+"""What decoding needs of a language model, causal or masked, and the prompts that it is
+given."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from cspd_jax.models import TextModel
 
 Array = jax.Array
-Model: TypeAlias = "TextModel | tuple[Any, Any]"  # a loaded model, or a pair (network, params)
+Model: TypeAlias = (
+    "TextModel | tuple[Any, Any]"  # a loaded model, or a pair (network, params)
+)
 
 
 class LanguageModelConfig(Protocol):
@@ -23,7 +26,8 @@ class LanguageModelConfig(Protocol):
 
     causal: whether a token sees only the tokens before it.
     vocab_size: the size of the last axis of the logits.
-    known_ids: the first id that is padding of the vocabulary: it and those after it are never drawn.
+    known_ids: the first id that is padding of the vocabulary: it and those after it are
+        never drawn.
     eos_ids: the ids that end a text.
     """
 
@@ -34,28 +38,38 @@ class LanguageModelConfig(Protocol):
 
 
 class LanguageModel(Protocol):
-    """Pure functions of explicit parameters. Implementations are hashable: they are static under jit.
+    """Pure functions of explicit parameters. Implementations are hashable: they are
+    static under jit.
 
-    A model that has more is used better. If `packs` is true, a pass over many tokens takes longer than one
-    over few, as it does on a CPU, and `apply_packed` skips the padding: `PackingLanguageModel`. A model whose
-    `apply` takes `entering`, layers, returns as a third what enters them at all tokens, side by side
-    [B, Q, S D]: heads draft from it.
+    A model that has more is used better. If `packs` is true, a pass over many tokens
+    takes longer than one over few, as it does on a CPU, and `apply_packed` skips the
+    padding: `PackingLanguageModel`. A model whose `apply` takes `entering`, layers,
+    returns as a third what enters them at all tokens, side by side [B, Q, S D]: heads
+    draft from it.
     """
 
     @property
     def config(self) -> LanguageModelConfig: ...
 
     def empty_cache(self, batch: int, max_len: int) -> Any:
-        """Makes a cache (any pytree) with one slot for each of max_len positions of each row."""
+        """Makes a cache (any pytree) with one slot for each of max_len positions of
+        each row."""
 
     def apply(
-        self, params: Any, tokens: Array, positions: Array, cache: Any, *, rows: Array | None = None
+        self,
+        params: Any,
+        tokens: Array,
+        positions: Array,
+        cache: Any,
+        *,
+        rows: Array | None = None,
     ) -> tuple[Array, Any]:
-        """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache with these stored.
+        """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache
+        with these stored.
 
-        A token sees the slots at positions up to its own. Positions outside 0..max_len - 1 are padding and
-        store nothing. Going back is just reusing earlier positions. rows [B, R] are indices into Q: only
-        their logits are computed, [B, R, V].
+        A token sees the slots at positions up to its own. Positions outside 0..max_len
+        - 1 are padding and store nothing. Going back is just reusing earlier positions.
+        rows [B, R] are indices into Q: only their logits are computed, [B, R, V].
         """
 
 
@@ -74,26 +88,37 @@ class PackingLanguageModel(LanguageModel, Protocol):
         size: int,
         read: Callable[[Array], Array],
     ) -> tuple[Array, Any]:
-        """Does what `apply` does, with read(logits) [B, Q, ...] in place of the logits, and zeros of padding.
+        """Does what `apply` does, with read(logits) [B, Q, ...] in place of the logits,
+        and zeros of padding.
 
-        At most `size` tokens are not padding. read: from logits [1, size, V] to [1, size, ...].
+        At most `size` tokens are not padding. read: from logits [1, size, V] to [1,
+        size, ...].
         """
 
 
 class TreeLanguageModel(LanguageModel, Protocol):
-    """What trees of drafts need besides: tokens that share a position, and a cache whose slots can be moved.
+    """What trees of drafts need besides: tokens that share a position, and a cache
+    whose slots can be moved.
 
     The caches have a field max_len, the number of their slots.
     """
 
     def apply_seeing(
-        self, params: Any, tokens: Array, positions: Array, cache: Any, *, slots: Array, visible: Array
+        self,
+        params: Any,
+        tokens: Array,
+        positions: Array,
+        cache: Any,
+        *,
+        slots: Array,
+        visible: Array,
     ) -> tuple[Array, Any]:
-        """Does what `apply` does, with the tokens stored in `slots` [B, Q]; each sees the slots of visible
-        [B, Q, max_len] (bool)."""
+        """Does what `apply` does, with the tokens stored in `slots` [B, Q]; each sees
+        the slots of visible [B, Q, max_len] (bool)."""
 
     def move(self, cache: Any, sources: Array, targets: Array) -> Any:
-        """Returns the cache with the contents of the slots `sources` [B, M] in `targets` [B, M] as well.
+        """Returns the cache with the contents of the slots `sources` [B, M] in
+        `targets` [B, M] as well.
 
         Targets outside 0..max_len - 1 are dropped.
         """
@@ -111,21 +136,30 @@ class MaskedModelConfig(LanguageModelConfig, Protocol):
 
 
 class MaskedLanguageModel(Protocol):
-    """Passes over everything, and beside a cache: pure functions, of a hashable object."""
+    """Passes over everything, and beside a cache: pure functions, of a hashable
+    object."""
 
     @property
     def config(self) -> MaskedModelConfig: ...
 
     def forward(
-        self, params: Any, tokens: Array, mask: Array | None = None, *, rows: Array | None = None
+        self,
+        params: Any,
+        tokens: Array,
+        mask: Array | None = None,
+        *,
+        rows: Array | None = None,
     ) -> Array:
-        """Returns logits [B, N, V] of tokens [B, N] without a cache; at i they predict the token at i.
+        """Returns logits [B, N, V] of tokens [B, N] without a cache; at i they predict
+        the token at i.
 
-        mask [B, N] hides tokens where it is false. rows [B, R] are indices into N: logits [B, R, V] of these.
+        mask [B, N] hides tokens where it is false. rows [B, R] are indices into N:
+        logits [B, R, V] of these.
         """
 
     def empty_cache(self, batch: int, max_len: int) -> Any:
-        """Makes a cache (any pytree) with one slot for each of max_len positions of each row."""
+        """Makes a cache (any pytree) with one slot for each of max_len positions of
+        each row."""
 
     def apply(
         self,
@@ -137,24 +171,34 @@ class MaskedLanguageModel(Protocol):
         mask: Array | None = None,
         rows: Array | None = None,
     ) -> tuple[Array, Any]:
-        """Returns logits [B, Q, V] of tokens [B, Q], and the cache with them stored at positions [B, Q].
+        """Returns logits [B, Q, V] of tokens [B, Q], and the cache with them stored at
+        positions [B, Q].
 
-        Positions outside the cache store nothing. mask [B, max_len] hides slots. The logits are those of the
-        hidden states, also of a shifted model.
+        Positions outside the cache store nothing. mask [B, max_len] hides slots. The
+        logits are those of the hidden states, also of a shifted model.
         """
 
     def beside(
-        self, params: Any, tokens: Array, positions: Array, cache: Any, *, own: Array, mask: Array
+        self,
+        params: Any,
+        tokens: Array,
+        positions: Array,
+        cache: Any,
+        *,
+        own: Array,
+        mask: Array,
     ) -> Array:
-        """Returns logits [B, R, Q, V] of R versions [B, R, Q] of the tokens at positions [B, Q]; nothing is
-        stored.
+        """Returns logits [B, R, Q, V] of R versions [B, R, Q] of the tokens at
+        positions [B, Q]; nothing is stored.
 
-        A token sees its own version's tokens where own [B, Q] is true, and the slots of mask [B, max_len].
+        A token sees its own version's tokens where own [B, Q] is true, and the slots of
+        mask [B, max_len].
         """
 
 
 def bound(model: Model) -> tuple[Any, Any]:
-    """Returns (network, params) of a loaded model as decoding wants them, or such a pair as it is.
+    """Returns (network, params) of a loaded model as decoding wants them, or such a
+    pair as it is.
 
     Use the pair inside your own jitted function, where the parameters are traced.
     """
@@ -164,7 +208,8 @@ def bound(model: Model) -> tuple[Any, Any]:
 class Prompts(NamedTuple):
     """Prompts of different lengths as arrays, which may be traced under jit.
 
-    tokens: [B, P] ids, each prompt at the left edge; what follows it in its row is ignored.
+    tokens: [B, P] ids, each prompt at the left edge; what follows it in its row is
+        ignored.
     lengths: [B] number of tokens in each prompt.
     """
 
@@ -193,24 +238,41 @@ def as_prompts(prompts: PromptsLike) -> Prompts:
 
 def concrete(value: Any) -> np.ndarray | None:
     """Returns the value as a numpy array; None if there is none or it is traced."""
-    return None if value is None or isinstance(value, jax.core.Tracer) else np.asarray(value)
+    return (
+        None
+        if value is None or isinstance(value, jax.core.Tracer)
+        else np.asarray(value)
+    )
 
 
-def check_prompts(config: LanguageModelConfig, prompts: Prompts, new: int, shortest: int = 1) -> None:
-    """Raises a UserError unless no prompt is empty, and the model has its ids and places for `new` more."""
+def check_prompts(
+    config: LanguageModelConfig, prompts: Prompts, new: int, shortest: int = 1
+) -> None:
+    """Raises a UserError unless no prompt is empty, and the model has its ids and
+    places for `new` more."""
     tokens, lengths = concrete(prompts.tokens), concrete(prompts.lengths)
     longest = np.shape(prompts.tokens)[1]
     most = getattr(config, "max_positions", longest + new)
     if longest + new > most:
         raise UserError(
-            f"a prompt of {longest} tokens and {new} new ones are more than the {most} positions that the"
-            " model was made for; shorten the prompt, or ask for fewer new tokens (--new-tokens)"
+            f"a prompt of {longest} tokens and {new} new ones are more than the {most}"
+            " positions that the"
+            " model was made for; shorten the prompt, or ask for fewer new tokens"
+            " (--new-tokens)"
         )
     if lengths is not None and (not len(lengths) or lengths.min() < shortest):
-        raise UserError(f"a prompt is empty; it needs at least {shortest} token to begin with")
+        raise UserError(
+            f"a prompt is empty; it needs at least {shortest} token to begin with"
+        )
     if tokens is not None and lengths is not None:
         ids = tokens[np.arange(longest) < lengths[:, None]]
         for wrong in ids[(ids < 0) | (ids >= config.known_ids)]:
-            raise UserError(f"id {wrong} in a prompt is not one of the model's {config.known_ids} ids")
+            raise UserError(
+                f"id {wrong} in a prompt is not one of the model's {config.known_ids}"
+                " ids"
+            )
         for mask in np.intersect1d(ids, getattr(config, "mask_ids", ())):
-            raise UserError(f"id {mask} in a prompt is the mask's; places to be filled come after the prompt")
+            raise UserError(
+                f"id {mask} in a prompt is the mask's; places to be filled come after"
+                " the prompt"
+            )

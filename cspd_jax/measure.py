@@ -19,10 +19,11 @@ Made = TypeVar("Made")
 def seconds_in_turns(
     runs: Mapping[str, Callable[[], Any]], repeats: int, longest: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Measures the seconds of each run, `repeats` times; runs take turns, so a busy machine is fair to all.
+    """Measures the seconds of each run, `repeats` times; runs take turns, so a busy
+    machine is fair to all.
 
-    Call each run once before, or its compilation is measured too. Its result is waited for. After `longest`
-    seconds no further turn begins.
+    Call each run once before, or its compilation is measured too. Its result is waited
+    for. After `longest` seconds no further turn begins.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     begin = time.perf_counter()
@@ -55,9 +56,14 @@ class Choice(NamedTuple, Generic[Request]):
 def median_seconds(
     runs: Mapping[str, Callable[[], Any]], repeats: int = 5, longest: float = 20.0
 ) -> dict[str, float]:
-    """Measures the median seconds of each run, in turns. Each is called once before, to be compiled."""
-    if jax.process_count() > 1:  # each has its own clock, by which they would choose differently
-        raise UserError("nothing is chosen by time across processes: say which --method")
+    """Measures the median seconds of each run, in turns. Each is called once before, to
+    be compiled."""
+    if (
+        jax.process_count() > 1
+    ):  # each has its own clock, by which they would choose differently
+        raise UserError(
+            "nothing is chosen by time across processes: say which --method"
+        )
     for run in runs.values():
         jax.block_until_ready(run())
     turns = seconds_in_turns(runs, repeats, longest)
@@ -65,19 +71,30 @@ def median_seconds(
 
 
 def fastest_of(seconds: Mapping[str, float], plain: str) -> str:
-    """Returns the name of the fastest way: the plain one, unless another is clearly faster."""
-    return min(seconds, key=lambda name: seconds[name] * (1.0 if name == plain else _HANDICAP))
+    """Returns the name of the fastest way: the plain one, unless another is clearly
+    faster."""
+    return min(
+        seconds, key=lambda name: seconds[name] * (1.0 if name == plain else _HANDICAP)
+    )
 
 
-def choose(ways: Mapping[str, Request], run: Callable[[Request], Any]) -> Choice[Request]:
-    """Returns the fastest of several requests, the first of which is the plain one; `run` runs one."""
-    seconds = median_seconds({name: functools.partial(run, request) for name, request in ways.items()})
+def choose(
+    ways: Mapping[str, Request], run: Callable[[Request], Any]
+) -> Choice[Request]:
+    """Returns the fastest of several requests, the first of which is the plain one;
+    `run` runs one."""
+    seconds = median_seconds(
+        {name: functools.partial(run, request) for name, request in ways.items()}
+    )
     way = fastest_of(seconds, next(iter(ways)))
     return Choice(ways[way], way, seconds)
 
 
-def timed(ways: Mapping[str, Callable[[], Made]], repeats: int = 1) -> dict[str, tuple[Made, float]]:
-    """Returns what each way makes, and the least seconds of its runs after the one that compiles."""
+def timed(
+    ways: Mapping[str, Callable[[], Made]], repeats: int = 1
+) -> dict[str, tuple[Made, float]]:
+    """Returns what each way makes, and the least seconds of its runs after the one that
+    compiles."""
     made = {name: jax.block_until_ready(run()) for name, run in ways.items()}
     seconds = seconds_in_turns(ways, repeats)
     return {name: (one, min(seconds[name])) for name, one in made.items()}

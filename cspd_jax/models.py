@@ -12,13 +12,23 @@ import numpy as np
 if TYPE_CHECKING:  # a family loads no network of another, and a list of flags no jax
     from jax.sharding import Mesh
 
-    from cspd_jax.networks.config import KLConfig, MARConfig, NextStepConfig, SphereConfig, SphereVAEConfig
+    from cspd_jax.networks.config import (
+        KLConfig,
+        MARConfig,
+        NextStepConfig,
+        SphereConfig,
+        SphereVAEConfig,
+    )
     from cspd_jax.networks.eagle import Eagle
     from cspd_jax.networks.lm import LM
     from cspd_jax.networks.lm_config import LMConfig
 
 ImageConfig: TypeAlias = "MARConfig | SphereConfig | NextStepConfig"
-SAMPLING = ("cfg", "cfg_schedule", "temperature")  # the options that a checkpoint may have values for
+SAMPLING = (
+    "cfg",
+    "cfg_schedule",
+    "temperature",
+)  # the options that a checkpoint may have values for
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,8 +55,8 @@ class _Model:
 class ImageModel(_Model):
     """An image model with its parameters: a MAR or causal model, or your own.
 
-    network: a `TokenModel`. Either it has a `config` with num_classes and respacing, or these are its own
-        attributes.
+    network: a `TokenModel`. Either it has a `config` with num_classes and respacing, or
+        these are its own attributes.
     class_names: one per class, or empty.
     """
 
@@ -58,12 +68,14 @@ class ImageModel(_Model):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Returns what its checkpoint says of its sampling: `Options(**model.sampling)`; perhaps nothing."""
+        """Returns what its checkpoint says of its sampling:
+        `Options(**model.sampling)`; perhaps nothing."""
         found = (self.metadata.get("extra") or {}).get("sampling") or {}
         return {name: found[name] for name in SAMPLING if name in found}
 
     def class_name(self, label: int) -> str:
-        """Returns the caption of a label: the class's name, its number, or "no class" for -1."""
+        """Returns the caption of a label: the class's name, its number, or "no class"
+        for -1."""
         if label < 0:
             return "no class"
         return self.class_names[label] if self.class_names else str(label)
@@ -83,18 +95,24 @@ class TextModel(_Model):
     def for_decoding(self) -> tuple[LM, Any]:
         """Returns the network and its parameters as passes over few tokens want them.
 
-        On a CPU large kernels lie by outputs, in a copy that is made when this is first asked for.
+        On a CPU large kernels lie by outputs, in a copy that is made when this is first
+        asked for.
         """
         from cspd_jax.networks.products import by_outputs, gains_by_outputs
 
-        if self.mesh is not None or not gains_by_outputs(self.params, self.network.dtype):
+        if self.mesh is not None or not gains_by_outputs(
+            self.params, self.network.dtype
+        ):
             return self.network, self.params
-        return dataclasses.replace(self.network, by_outputs=True), by_outputs(self.params)
+        return dataclasses.replace(self.network, by_outputs=True), by_outputs(
+            self.params
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadModel(_Model):
-    """A head that drafts from its target's states, with its parameters: see `text.draft_from_states`."""
+    """A head that drafts from its target's states, with its parameters: see
+    `text.draft_from_states`."""
 
     network: Eagle
 
@@ -103,16 +121,23 @@ class HeadModel(_Model):
         """Returns what that of a `TextModel` does."""
         from cspd_jax.networks.products import by_outputs, gains_by_outputs
 
-        floats = {name: part for name, part in self.params.items() if name not in ("ids", "embedding")}
+        floats = {
+            name: part
+            for name, part in self.params.items()
+            if name not in ("ids", "embedding")
+        }
         if not gains_by_outputs(floats, self.network.dtype):
             return self.network, self.params
-        return dataclasses.replace(self.network, by_outputs=True), {**self.params, **by_outputs(floats)}
+        return dataclasses.replace(self.network, by_outputs=True), {
+            **self.params,
+            **by_outputs(floats),
+        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VAE:
-    """An autoencoder with its parameters; turns what models make into pixels: a KL-16 the latents of MAR, an
-    S-VAE the tokens of SphereAR.
+    """An autoencoder with its parameters; turns what models make into pixels: a KL-16
+    the latents of MAR, an S-VAE the tokens of SphereAR.
 
     metadata: the rest of its config.json.
     """

@@ -1,8 +1,9 @@
 """Checkpoint folders: `config.json`, and the parameters in `params.safetensors`.
 
-A folder is written beside its final name and renamed, so a folder with that name is always complete. The kind
-of a checkpoint determines the class of its configuration and its network. Before 0.7 Orbax wrote the
-parameters, each as a Zarr array in the folder `params/`; such checkpoints are read too.
+A folder is written beside its final name and renamed, so a folder with that name is
+always complete. The kind of a checkpoint determines the class of its configuration and
+its network. Before 0.7 Orbax wrote the parameters, each as a Zarr array in the folder
+`params/`; such checkpoints are read too.
 """
 
 from __future__ import annotations
@@ -84,15 +85,20 @@ def save(
     extra: Mapping[str, Any] | None = None,
     companions: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
-    """Writes a new checkpoint folder, all or nothing, and returns the content of its config.json.
+    """Writes a new checkpoint folder, all or nothing, and returns the content of its
+    config.json.
 
     params: keep their dtype.
     source: where the parameters come from; of a file also its digest.
     extra: anything JSON can hold.
-    companions: files to copy as they are, such as a tokenizer's: place in the folder -> file.
+    companions: files to copy as they are, such as a tokenizer's: place in the folder ->
+        file.
     """
     check_new_folder(path)
-    leaves = {name: np.asarray(leaf, order="C") for name, leaf in flatten_dict(params, sep="/").items()}
+    leaves = {
+        name: np.asarray(leaf, order="C")
+        for name, leaf in flatten_dict(params, sep="/").items()
+    }
     _check_shapes(leaves, _kind(kind, path).abstract_params(config), path)
     for name, leaf in leaves.items():
         _check_finite(leaf, name, path)
@@ -111,17 +117,23 @@ def save(
     with written_beside(path) as partial:
         partial.mkdir()
         _write(partial / FILE, leaves)
-        (partial / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        (partial / "config.json").write_text(
+            json.dumps(description, indent=2) + "\n", encoding="utf-8"
+        )
         for place, file in (companions or {}).items():
             (partial / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, partial / place)
     return description
 
 
-def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> Checkpoint:
-    """Reads a checkpoint folder; its parameters become jax arrays, cast to `dtype` if given.
+def load(
+    path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None
+) -> Checkpoint:
+    """Reads a checkpoint folder; its parameters become jax arrays, cast to `dtype` if
+    given.
 
-    mesh: the devices they are spread over. Each process then reads what its devices hold.
+    mesh: the devices they are spread over. Each process then reads what its devices
+        hold.
     """
     description = read_description(path)
     config, kind = description.pop("config"), description.pop("kind")
@@ -142,31 +154,50 @@ def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -
             return jax.device_put(part(...), placed)
         return jax.make_array_from_callback(array.shape, placed, part)
 
-    params = unflatten_dict({name: read(name, array) for name, array in stored.items()}, sep="/")
+    params = unflatten_dict(
+        {name: read(name, array) for name, array in stored.items()}, sep="/"
+    )
     return Checkpoint(kind, config, params, description)
 
 
 def read_description(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the content of a checkpoint's config.json, with "config" as the kind's dataclass."""
+    """Returns the content of a checkpoint's config.json, with "config" as the kind's
+    dataclass."""
     path, file = Path(path), Path(path) / "config.json"
     if not file.is_file():
-        raise UserError(f"{path} is not a checkpoint, which is a folder with config.json and {FILE}")
+        raise UserError(
+            f"{path} is not a checkpoint, which is a folder with config.json and {FILE}"
+        )
     description = read_object(file)
     if "format_version" not in description and (path / "model").is_dir():
-        raise UserError(f"{path} is the folder of a training run; its model is {path / 'model'}")
+        raise UserError(
+            f"{path} is the folder of a training run; its model is {path / 'model'}"
+        )
     if (version := description.get("format_version")) != FORMAT_VERSION:
-        raise UserError(f"{file} has format version {shown(version)}; this cspd-jax reads {FORMAT_VERSION}")
+        raise UserError(
+            f"{file} has format version {shown(version)}; this cspd-jax reads"
+            f" {FORMAT_VERSION}"
+        )
     config_class = _kind(description.get("kind"), file).config_class
-    return {**description, "config": read_config(config_class, description.get("config"), f"{file}: config")}
+    return {
+        **description,
+        "config": read_config(
+            config_class, description.get("config"), f"{file}: config"
+        ),
+    }
 
 
 def read_config(cls: type, values: Any, where: str) -> Any:
-    """Returns the frozen dataclass that a JSON object describes, which must have exactly its fields."""
+    """Returns the frozen dataclass that a JSON object describes, which must have
+    exactly its fields."""
     values = values if isinstance(values, Mapping) else {}
     known = {field.name for field in dataclasses.fields(cls)}
     missing, unknown = sorted(known - values.keys()), sorted(values.keys() - known)
     if missing or unknown:
-        raise UserError(f"{where} does not describe a {cls.__name__}: missing {missing}, unknown {unknown}")
+        raise UserError(
+            f"{where} does not describe a {cls.__name__}: missing {missing}, unknown"
+            f" {unknown}"
+        )
     hints = typing.get_type_hints(cls)
 
     def field(name: str, value: Any) -> Any:
@@ -180,7 +211,10 @@ def read_config(cls: type, values: Any, where: str) -> Any:
 
 def _kind(name: Any, where: str | os.PathLike) -> Kind | ImageKind:
     if name not in _KINDS:
-        raise UserError(f"{where} is of the unknown kind {shown(name)}; known are {', '.join(_KINDS)}")
+        raise UserError(
+            f"{where} is of the unknown kind {shown(name)}; known are"
+            f" {', '.join(_KINDS)}"
+        )
     return _KINDS[name]
 
 
@@ -192,14 +226,16 @@ def _write(file: Path, leaves: dict[str, np.ndarray]) -> None:
 
 
 class _Stored(NamedTuple):
-    """A parameter on disk. read: a function from an index (`...` is all) to its numbers."""
+    """A parameter on disk. read: a function from an index (`...` is all) to its
+    numbers."""
 
     shape: tuple[int, ...]
     read: Callable[[Any], np.ndarray]
 
 
 def _stored(path: Path) -> dict[str, _Stored]:
-    """Returns the parameters of a checkpoint by their paths in the tree; no number is read yet."""
+    """Returns the parameters of a checkpoint by their paths in the tree; no number is
+    read yet."""
     if not (path / FILE).is_file():
         return {
             folder.name.replace(".", "/"): _zarr_array(folder)
@@ -209,9 +245,14 @@ def _stored(path: Path) -> dict[str, _Stored]:
     try:
         file = safetensors.safe_open(path / FILE, framework="np")
     except safetensors.SafetensorError as error:
-        raise UserError(f"{path / FILE} is not a complete safetensors file ({error})") from None
+        raise UserError(
+            f"{path / FILE} is not a complete safetensors file ({error})"
+        ) from None
     slices = {name: file.get_slice(name) for name in sorted(file.keys())}
-    return {name: _Stored(tuple(found.get_shape()), found.__getitem__) for name, found in slices.items()}
+    return {
+        name: _Stored(tuple(found.get_shape()), found.__getitem__)
+        for name, found in slices.items()
+    }
 
 
 def _zarr_array(folder: Path) -> _Stored:
@@ -222,9 +263,13 @@ def _zarr_array(folder: Path) -> _Stored:
     return _Stored(tuple(array.shape), lambda index: array[index].read().result())
 
 
-def _check_shapes(found: Mapping[str, Any], abstract: Mapping, where: str | os.PathLike) -> None:
+def _check_shapes(
+    found: Mapping[str, Any], abstract: Mapping, where: str | os.PathLike
+) -> None:
     """Raises UserError unless the arrays by name are those of the network."""
-    shapes_of = lambda arrays: {name: tuple(array.shape) for name, array in arrays.items()}
+    shapes_of = lambda arrays: {
+        name: tuple(array.shape) for name, array in arrays.items()
+    }
     with naming(where):
         check_shapes(shapes_of(found), shapes_of(flatten_dict(abstract, sep="/")))
 

@@ -1,11 +1,14 @@
-"""Is speculation exact? The shortest proof: draws, a law in closed form, and mistakes that its test refutes.
+"""Is speculation exact? The shortest proof: draws, a law in closed form, and mistakes
+that its test refutes.
 
-    python notebooks/exactness.py [PICTURE.png]        # ten seconds on a CPU, no network
+    python notebooks/exactness.py [PICTURE.png]        # ten seconds on a CPU, no
+    network
 
-A target p is sampled by the library, which drafts from another distribution q. What comes out is compared
-with p's distribution function by the distance of Kolmogorov and Smirnov. Its p-value holds at this very
-number of draws (Massart): a correct sampler has one of at most 0.0001 once in ten thousand runs. Then the
-same is done with plausible mistakes.
+A target p is sampled by the library, which drafts from another distribution q. What
+comes out is compared with p's distribution function by the distance of Kolmogorov and
+Smirnov. Its p-value holds at this very number of draws (Massart): a correct sampler has
+one of at most 0.0001 once in ten thousand runs. Then the same is done with plausible
+mistakes.
 """
 
 import functools
@@ -22,7 +25,14 @@ from cspd_jax.coupling.residual import gaussian_residual
 from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import Gaussian, coefficients, log_density
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image.chain import ChainRandomness, begin, commit, draft_steps, speculate_once, verify_steps
+from cspd_jax.image.chain import (
+    ChainRandomness,
+    begin,
+    commit,
+    draft_steps,
+    speculate_once,
+    verify_steps,
+)
 from cspd_jax.image.drafters import frozen
 
 DRAWS, FALSE_ALARM, normal = 20_000, 1e-4, jax.random.normal
@@ -57,15 +67,18 @@ def one_draw(key: jax.Array, mistake: str = "") -> jax.Array:
     return coupled.value
 
 
-# 2. A chain of denoising steps, as in the head of an image model. The data are N(0.7, 0.3^2), of which the
-#    best eps is known; then each step is linear in the state, and so the law of the token is known, too.
+# 2. A chain of denoising steps, as in the head of an image model. The data are N(0.7,
+# 0.3^2), of which the
+#    best eps is known; then each step is linear in the state, and so the law of the
+#    token is known, too.
 
 SPEC, MEAN, DEVIATION = "ddim20", 0.7, 0.3
 STEPS = sampling_schedule(SPEC).num_steps
 
 
 class Head:
-    """Denoises N(MEAN, DEVIATION^2) without a mistake; its variance lies in the middle of its range."""
+    """Denoises N(MEAN, DEVIATION^2) without a mistake; its variance lies in the middle
+    of its range."""
 
     def embed_time(self, params, timesteps):
         return jnp.asarray(sampling_schedule(SPEC).alphas_cumprod, jnp.float32)[:, None]
@@ -80,10 +93,15 @@ class Head:
 
 
 def law_of_the_chain() -> tuple[float, float]:
-    """Returns mean and deviation of the token: those of a composition of linear steps, in float64."""
+    """Returns mean and deviation of the token: those of a composition of linear steps,
+    in float64."""
     s, (mean, variance) = sampling_schedule(SPEC), (0.0, 1.0)
     for i in reversed(range(STEPS)):
-        abar, c1, c2 = s.alphas_cumprod[i], s.posterior_mean_coef1[i], s.posterior_mean_coef2[i]
+        abar, c1, c2 = (
+            s.alphas_cumprod[i],
+            s.posterior_mean_coef1[i],
+            s.posterior_mean_coef2[i],
+        )
         spread = abar * DEVIATION**2 + 1 - abar
         gain = np.sqrt(abar) * DEVIATION**2 / spread  # of x in the predicted token
         a, b = c1 * gain + c2, c1 * MEAN * (1 - abar) / spread
@@ -93,32 +111,48 @@ def law_of_the_chain() -> tuple[float, float]:
 
 
 def careless(inputs, chain, length):
-    """Makes a call as the library does, but with the same noise again: that of a dropped draft comes back."""
+    """Makes a call as the library does, but with the same noise again: that of a
+    dropped draft comes back."""
     draft = draft_steps(inputs, chain, inputs.keys, length)
     return commit(inputs, chain, draft, verify_steps(inputs, draft, inputs.keys))
 
 
 @functools.partial(jax.jit, static_argnames="call")
 def tokens(key: jax.Array, call=speculate_once) -> tuple[jax.Array, jax.Array]:
-    """Draws tokens in windows of four steps; their drafts keep the last prediction. And counts head calls."""
+    """Draws tokens in windows of four steps; their drafts keep the last prediction. And
+    counts head calls."""
     head, c = Head(), coefficients(sampling_schedule(SPEC))
-    chains = Chains(head, None, head.embed_time(None, None), jnp.zeros((DRAWS, 1)), c, final_noise=True)
+    chains = Chains(
+        head,
+        None,
+        head.embed_time(None, None),
+        jnp.zeros((DRAWS, 1)),
+        c,
+        final_noise=True,
+    )
     random = ChainRandomness(normal(key, (DRAWS, 1)), jax.random.split(key, DRAWS))
     inputs, start = begin(chains, random, frozen(STEPS, 1))
     one = lambda carry: (call(inputs, carry[0], 4)[0], carry[1] + (carry[0].left > 0))
     unfinished = lambda carry: jnp.any(carry[0].left > 0)
-    chain, calls = jax.lax.while_loop(unfinished, one, (start, jnp.zeros(DRAWS, jnp.int32)))
+    chain, calls = jax.lax.while_loop(
+        unfinished, one, (start, jnp.zeros(DRAWS, jnp.int32))
+    )
     return chain.x[:, 0], calls.mean()
 
 
 def picture(panels: list[tuple[str, np.ndarray, float, float]]) -> Image.Image:
-    """Draws each sample as bars, and the density that it should have as a line; three in a row."""
+    """Draws each sample as bars, and the density that it should have as a line; three
+    in a row."""
     canvas = Image.new("RGB", (990, 190 * -(-len(panels) // 3)), "white")
     pen, z = ImageDraw.Draw(canvas), np.linspace(-4, 4, 61)
     for i, (title, sample, mean, deviation) in enumerate(panels):
         left, bottom = 15 + 330 * (i % 3) + 5 * np.arange(60), 180 + 190 * (i // 3)
         share = np.histogram((sample - mean) / deviation, z)[0] / len(sample)
-        should = np.exp(-0.5 * (z[1:] / 2 + z[:-1] / 2) ** 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+        should = (
+            np.exp(-0.5 * (z[1:] / 2 + z[:-1] / 2) ** 2)
+            / math.sqrt(2 * math.pi)
+            * (z[1] - z[0])
+        )
         for x, high in zip(left, bottom - 1900 * share):
             pen.rectangle([x, high, x + 3, bottom], fill="#7aa6d8")
         pen.line(list(zip(left + 2, bottom - 1900 * should)), fill="black", width=2)
@@ -135,10 +169,21 @@ def main() -> None:
         "kept with min(1, (p / q)^0.3)",
     ):
         drawn = jax.jit(jax.vmap(functools.partial(one_draw, mistake=name)))(keys)
-        panels.append((f"one draw: {name or 'the library'}", np.asarray(drawn)[:, 0], 0.0, 1.0))
-    for name, call in (("the library", speculate_once), ("noise of dropped drafts comes again", careless)):
+        panels.append(
+            (f"one draw: {name or 'the library'}", np.asarray(drawn)[:, 0], 0.0, 1.0)
+        )
+    for name, call in (
+        ("the library", speculate_once),
+        ("noise of dropped drafts comes again", careless),
+    ):
         drawn, calls = tokens(jax.random.key(1), call)
-        panels.append((f"a chain: {name} ({calls:.1f} calls for {STEPS} steps)", np.asarray(drawn), *law))
+        panels.append(
+            (
+                f"a chain: {name} ({calls:.1f} calls for {STEPS} steps)",
+                np.asarray(drawn),
+                *law,
+            )
+        )
     for title, *sample in panels:
         p = p_value(*sample)
         print(f"{title:75} p = {p:.3g}{', REFUTED' if p <= FALSE_ALARM else ''}")

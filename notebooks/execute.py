@@ -25,14 +25,22 @@ def execute(path: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
         NotebookClient(
-            notebook, timeout=3600, kernel_name="python3", resources=resources, record_timing=False
+            notebook,
+            timeout=3600,
+            kernel_name="python3",
+            resources=resources,
+            record_timing=False,
         ).execute()
     seconds = time.perf_counter() - start
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = [
+                output for output in cell.outputs if output.get("name") != "stderr"
+            ]
             for output in cell.outputs:
-                output.get("data", {}).pop("image/jpeg", None)  # of pictures that are there as PNG, too
+                output.get("data", {}).pop(
+                    "image/jpeg", None
+                )  # of pictures that are there as PNG, too
     partial = path.with_suffix(".partial")
     nbformat.write(notebook, partial)
     partial.replace(path)
@@ -40,7 +48,9 @@ def execute(path: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("notebooks", nargs="*", type=Path)
     for path in parser.parse_args().notebooks or sorted(HERE.glob("*.ipynb")):
         print(f"{path.name}: {execute(path):.0f} s", flush=True)

@@ -4,30 +4,40 @@ import pathlib
 import subprocess
 import sys
 
-# The commands turn on JAX's cache on disk. Those that tests start neither read what others left there nor
-# write into it.
+# The commands turn on JAX's cache on disk. Those that tests start neither read what
+# others left there nor write into it.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # threads of one test would be in the way of the others
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # threads of one test would be in the way of the others
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+    )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
 import pytest
 
-# Nearly all the time goes into compiling programs that run once, and the newer way of compiling loops for
-# CPUs takes three times as long. `python tests/golden_cases.py FOLDER` checks the code that it makes.
+# Nearly all the time goes into compiling programs that run once, and the newer way of
+# compiling loops for CPUs takes three times as long. `python tests/golden_cases.py
+# FOLDER` checks the code that it makes.
 QUICK = "--xla_cpu_use_fusion_emitters=false"
 if "CSPD_JAX_TESTS" not in os.environ:  # else a test has started this process
     os.environ["CSPD_JAX_TESTS"] = "1"
     flags = os.environ.get("XLA_FLAGS", "")
-    trial = {**os.environ, "XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"}  # an unknown flag ends a process
+    trial = {
+        **os.environ,
+        "XLA_FLAGS": QUICK,
+        "JAX_PLATFORMS": "cpu",
+    }  # an unknown flag ends a process
     command = [sys.executable, "-c", "import jax; jax.devices()"]
     if subprocess.run(command, env=trial, stderr=subprocess.DEVNULL).returncode == 0:
         os.environ["XLA_FLAGS"] = f"{flags} {QUICK}"
 
-# Those that tests start compile as the tests do; JAX, which reads this, is imported in this one already.
+# Those that tests start compile as the tests do; JAX, which reads this, is imported in
+# this one already.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 if not hasattr(jax, "enable_x64"):  # before 0.8 it was an experiment
@@ -35,25 +45,28 @@ if not hasattr(jax, "enable_x64"):  # before 0.8 it was an experiment
 
     jax.enable_x64 = enable_x64
 
-# The tests themselves keep what they compile, by the program, the compiler's version and its settings: a
-# second run takes two thirds of the time. CSPD_JAX_TEST_CACHE names another folder for it, or none if empty.
+# The tests themselves keep what they compile, by the program, the compiler's version
+# and its settings: a second run takes two thirds of the time. CSPD_JAX_TEST_CACHE names
+# another folder for it, or none if empty.
 PROGRAMS = os.environ.get(
-    "CSPD_JAX_TEST_CACHE", str(pathlib.Path(__file__).parents[1] / ".pytest_cache/programs")
+    "CSPD_JAX_TEST_CACHE",
+    str(pathlib.Path(__file__).parents[1] / ".pytest_cache/programs"),
 )
 if PROGRAMS:
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", PROGRAMS)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
-# Parity of the default models is checked on optimised code, and so is that of MAR by `test_optimised_code`.
-# Elsewhere nearly all the time would go into compiling small programs that run once.
+# Parity of the default models is checked on optimised code, and so is that of MAR by
+# `test_optimised_code`. Elsewhere nearly all the time would go into compiling small
+# programs that run once.
 OPTIMISED = {"test_same_law"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiler(request):
-    """For the tests of a module and its fixtures. On a GPU float32 products default to TF32; numbers are
-    compared at full precision."""
+    """For the tests of a module and its fixtures. On a GPU float32 products default to
+    TF32; numbers are compared at full precision."""
     before = jax.config.read("jax_disable_most_optimizations")
     optimised = request.module.__name__ in OPTIMISED
     jax.config.update("jax_disable_most_optimizations", before or not optimised)
@@ -64,7 +77,8 @@ def _compiler(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
-    """Every compiled program holds memory maps, of which Linux allows a process 65530."""
+    """Every compiled program holds memory maps, of which Linux allows a process
+    65530."""
     yield
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 10_000:
@@ -73,7 +87,8 @@ def _forget_programs():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks as slow what `@pytest.mark.quick(ids)` does not name, before pytest selects by marks."""
+    """Marks as slow what `@pytest.mark.quick(ids)` does not name, before pytest selects
+    by marks."""
     for item in items:
         quick = item.get_closest_marker("quick")
         if quick and item.callspec.id not in quick.args:
@@ -81,7 +96,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Programs leave many objects that stay; looking through them again and again takes time."""
+    """Programs leave many objects that stay; looking through them again and again takes
+    time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -9,7 +9,8 @@ from cspd_jax.diffusion.schedule import make_schedule
 
 
 class GaussianData:
-    """The exact denoiser of tokens drawn from N(mean, variance): eps and v are known in closed form.
+    """The exact denoiser of tokens drawn from N(mean, variance): eps and v are known in
+    closed form.
 
     v is chosen so that each transition has the true reverse variance.
     """
@@ -21,7 +22,9 @@ class GaussianData:
         return timesteps.astype(jnp.float32)[:, None]
 
     def modulate(self, params, time, z):
-        index = jnp.searchsorted(jnp.asarray(self.schedule.timestep_map), time[..., 0].astype(jnp.int32))
+        index = jnp.searchsorted(
+            jnp.asarray(self.schedule.timestep_map), time[..., 0].astype(jnp.int32)
+        )
         index, _ = jnp.broadcast_arrays(index, z[..., 0])
         return index
 
@@ -36,7 +39,9 @@ class GaussianData:
         known = self.variance * (1 - abar) / spread  # variance of x_0 given x_t
         c1 = jnp.asarray(self.schedule.posterior_mean_coef1, x.dtype)[index][:, None]
         true = post + c1**2 * known
-        low = jnp.asarray(self.schedule.posterior_log_variance_clipped, x.dtype)[index][:, None]
+        low = jnp.asarray(self.schedule.posterior_log_variance_clipped, x.dtype)[index][
+            :, None
+        ]
         f = (jnp.log(true) - low) / (jnp.log(beta) - low)
         return jnp.concatenate([eps, jnp.broadcast_to(2 * f - 1, eps.shape)], axis=-1)
 
@@ -64,7 +69,8 @@ class GaussianData:
 
 
 class GaussianFlow:
-    """The exact velocity of tokens drawn from N(mean, variance), for a flow schedule."""
+    """The exact velocity of tokens drawn from N(mean, variance), for a flow
+    schedule."""
 
     def __init__(self, spec, mean, variance):
         self.schedule, self.mean, self.variance = flow_schedule(spec), mean, variance
@@ -82,14 +88,18 @@ class GaussianFlow:
         return (data - x) / (1 - t)
 
     def marginal(self):
-        """Mean and variance of the end of the chain, the same in every coordinate, in float64: by the steps
-        as they are written, not by the coefficients that the sampler has."""
+        """Mean and variance of the end of the chain, the same in every coordinate, in
+        float64: by the steps as they are written, not by the coefficients that the
+        sampler has."""
         mean, variance = 0.0, 1.0
         times = self.schedule.timestep_map[::-1].astype(np.float64)
         for t, length in zip(times, [*np.diff(times[:-1]), 0.96 - times[-2], 0.04]):
             slope = t * self.variance / ((1 - t) ** 2 + t**2 * self.variance)
             # v = velocity * x + offset
-            velocity, offset = (slope - 1) / (1 - t), self.mean * (1 - slope * t) / (1 - t)
+            velocity, offset = (
+                (slope - 1) / (1 - t),
+                self.mean * (1 - slope * t) / (1 - t),
+            )
             last = length == 0.04
             a = 1 + length * (velocity if last else (1 + t) * velocity - 1)
             b = length * (1 if last else 1 + t) * offset
@@ -101,4 +111,6 @@ class GaussianFlow:
 def p_value(x, head, **kwargs):
     """Tests x [R, d] for independent coordinates of the head's closed-form law."""
     mean, variance = head.marginal(**kwargs)
-    return normals_p_value(((np.asarray(x, np.float64) - mean) / np.sqrt(variance))[:, None])
+    return normals_p_value(
+        ((np.asarray(x, np.float64) - mean) / np.sqrt(variance))[:, None]
+    )

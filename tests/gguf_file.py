@@ -1,7 +1,7 @@
 """Small language models as GGUF files, and the same weights under Hugging Face's names.
 
-Rows of queries and keys are exchanged as the format's published converter does it: in a llama file the two
-dimensions that are rotated together lie side by side.
+Rows of queries and keys are exchanged as the format's published converter does it: in a
+llama file the two dimensions that are rotated together lie side by side.
 """
 
 from __future__ import annotations
@@ -13,24 +13,39 @@ import gguf
 import hf_folder
 import numpy as np
 
-V, D, L, H, KV, M = 264, 32, 2, 4, 2, 64  # ids, width, layers, heads, key-value heads, width of the MLP
+V, D, L, H, KV, M = (
+    264,
+    32,
+    2,
+    4,
+    2,
+    64,
+)  # ids, width, layers, heads, key-value heads, width of the MLP
 SPECIAL = ("<|start|>", "<|end|>")
 MERGES = ("h e", "l l", "he ll", "hell o")
 QWEN2 = hf_folder.QWEN2 | {
-    "vocab_size": V, "hidden_size": D, "intermediate_size": M, "rms_norm_eps": 2.0**-20,
-    "bos_token_id": 260, "eos_token_id": 261,
-}  # fmt: skip
+    "vocab_size": V,
+    "hidden_size": D,
+    "intermediate_size": M,
+    "rms_norm_eps": 2.0**-20,
+    "bos_token_id": 260,
+    "eos_token_id": 261,
+}
 LLAMA = {
-    **QWEN2, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0,
+    **QWEN2,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rope_theta": 500000.0,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
 
 def weights(config: dict) -> dict[str, np.ndarray]:
     """Random tensors under Hugging Face's names, float16 numbers in float32."""
     return {
-        name: array.astype(np.float16).astype(np.float32) for name, array in hf_folder.tensors(config).items()
+        name: array.astype(np.float16).astype(np.float32)
+        for name, array in hf_folder.tensors(config).items()
     }
 
 
@@ -44,7 +59,8 @@ def ordered(config: dict, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def tokens() -> list[str]:
-    """256 characters that stand for bytes, what the merges make, special tokens, and unused ids."""
+    """256 characters that stand for bytes, what the merges make, special tokens, and
+    unused ids."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [i for i in range(256) if i not in printable]
     bytes_ = [*map(chr, printable), *(chr(256 + n) for n in range(len(others)))]
@@ -58,21 +74,36 @@ def metadata(config: dict) -> dict[str, Any]:
     a = config["model_type"]
     types = [1] * 260 + [3] * len(SPECIAL) + [5] * (V - 260 - len(SPECIAL))
     return {
-        f"{a}.block_count": L, f"{a}.context_length": 64, f"{a}.embedding_length": D,
-        f"{a}.feed_forward_length": M, f"{a}.attention.head_count": H, f"{a}.attention.head_count_kv": KV,
-        f"{a}.rope.freq_base": config["rope_theta"], f"{a}.rope.dimension_count": D // H,
-        f"{a}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"], f"{a}.vocab_size": V,
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": {"llama": "smollm"}.get(a, a),
-        "tokenizer.ggml.tokens": tokens(), "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": list(MERGES), "tokenizer.ggml.bos_token_id": 260,
-        "tokenizer.ggml.eos_token_id": 261, "tokenizer.chat_template": "{{ messages }}",
-    }  # fmt: skip
+        f"{a}.block_count": L,
+        f"{a}.context_length": 64,
+        f"{a}.embedding_length": D,
+        f"{a}.feed_forward_length": M,
+        f"{a}.attention.head_count": H,
+        f"{a}.attention.head_count_kv": KV,
+        f"{a}.rope.freq_base": config["rope_theta"],
+        f"{a}.rope.dimension_count": D // H,
+        f"{a}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"{a}.vocab_size": V,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": {"llama": "smollm"}.get(a, a),
+        "tokenizer.ggml.tokens": tokens(),
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": list(MERGES),
+        "tokenizer.ggml.bos_token_id": 260,
+        "tokenizer.ggml.eos_token_id": 261,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
 
 
 def write(
-    path: Path, config: dict, tensors: dict[str, np.ndarray], storage: str = "F32", **changes: Any
+    path: Path,
+    config: dict,
+    tensors: dict[str, np.ndarray],
+    storage: str = "F32",
+    **changes: Any,
 ) -> Path:
-    """A file with these tensors, the matrices stored as said; changes: metadata entries or tensors to add."""
+    """A file with these tensors, the matrices stored as said; changes: metadata entries
+    or tensors to add."""
     kind, family = gguf.GGMLQuantizationType[storage], config["model_type"]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], L)
     writer = gguf.GGUFWriter(path, family)
@@ -80,10 +111,19 @@ def write(
         if isinstance(value, np.ndarray):
             writer.add_tensor(key, value)
         else:
-            kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+            kinds = {
+                bool: "bool",
+                int: "uint32",
+                float: "float32",
+                str: "string",
+                list: "array",
+            }
             getattr(writer, f"add_{kinds[type(value)]}")(key, value)
     for name, array in tensors.items():
-        array, name = ordered(config, name, array), names.get_name(name, (".weight", ".bias"))
+        array, name = (
+            ordered(config, name, array),
+            names.get_name(name, (".weight", ".bias")),
+        )
         if array.ndim == 1:
             writer.add_tensor(name, array)
         else:

@@ -1,10 +1,12 @@
-"""Compares the library with numbers recorded from the public PyTorch implementations of MAR and its
-speculative runner.
+"""Compares the library with numbers recorded from the public PyTorch implementations of
+MAR and its speculative runner.
 
-    python tests/golden_cases.py DIR    # the largest difference of every group, for every file in DIR
+    python tests/golden_cases.py DIR    # the largest difference of every group, for
+    every file in DIR
 
-`fixture` and `GROUPS` are for the files mar_*.npz; for runs of the speculative runner see `runner_cases`. A
-group yields (what, difference, tolerance); the tests ask that none exceeds its tolerance.
+`fixture` and `GROUPS` are for the files mar_*.npz; for runs of the speculative runner
+see `runner_cases`. A group yields (what, difference, tolerance); the tests ask that
+none exceeds its tolerance.
 """
 
 from __future__ import annotations
@@ -56,24 +58,37 @@ def backbone(f: Fixture) -> Iterator[Case]:
     def forward(known, mask, embedding):
         reveal = jnp.argsort(mask, axis=1, stable=True)
         shown = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
-        z = f.model.context(f.params, shown, reveal, known, embedding, every, bucket=f.config.seq_len)
+        z = f.model.context(
+            f.params, shown, reveal, known, embedding, every, bucket=f.config.seq_len
+        )
         return jnp.take_along_axis(z, jnp.argsort(reveal, axis=1)[:, :, None], axis=1)
 
     for which in ("cond", "uncond"):
-        embedding = f.model.embed_class(f.params, labels, jnp.full(len(labels), which == "uncond"))
+        embedding = f.model.embed_class(
+            f.params, labels, jnp.full(len(labels), which == "uncond")
+        )
         for group in [name for name in f.under("net/") if name.endswith("known")]:
             mask = jnp.asarray(f[f"net/{group}/mask"])
             z = forward(jnp.sum(mask < 0.5, axis=1), mask, embedding)
-            yield f"z, {group}, {which}", difference(z, f[f"net/{group}/{which}/z"]), 3e-5
+            yield (
+                f"z, {group}, {which}",
+                difference(z, f[f"net/{group}/{which}/z"]),
+                3e-5,
+            )
 
 
 def _bound(f: Fixture, run: str) -> float:
-    """Ill-conditioned runs: ten times the reference's own float32 error; the others: 2e-4."""
+    """Ill-conditioned runs: ten times the reference's own float32 error; the others:
+    2e-4."""
     return 2e-4 if run.startswith("wc/") else 10 * f.floors[run][0]
 
 
 def _spec(f: Fixture, prefix: str) -> str:
-    return f"ddim{f.config.respacing.removeprefix('ddim')}" if prefix == "wc/" else f.config.respacing
+    return (
+        f"ddim{f.config.respacing.removeprefix('ddim')}"
+        if prefix == "wc/"
+        else f.config.respacing
+    )
 
 
 def generations(f: Fixture, prefix: str) -> Iterator[Case]:
@@ -100,7 +115,9 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
         for step in f.under(at + "step"):
             row, position = f[f"{at}step{step}/index"].T
             noise[-1, row, position] = f[f"{at}step{step}/init_noise"]
-            noise[:-1, row, position] = f[f"{at}step{step}/step_noise"][::-1, : len(row)]
+            noise[:-1, row, position] = f[f"{at}step{step}/step_noise"][
+                ::-1, : len(row)
+            ]
         tokens = sampler.sample(
             f.model,
             f.params,
@@ -124,18 +141,23 @@ GROUPS = {
 
 def main(folder: Path) -> int:
     failures = 0
-    recorded = [(path.stem, GROUPS, fixture) for path in sorted(folder.glob("mar_*.npz"))]
+    recorded = [
+        (path.stem, GROUPS, fixture) for path in sorted(folder.glob("mar_*.npz"))
+    ]
     recorded += [(name, RUNNER_GROUPS, runner) for name in runner_names(folder)]
     for name, groups, load in recorded:
         for group, check in groups.items():
             cases = list(check(load(folder, name)))
             if not cases:
                 continue
-            what, error, bound = max(cases, key=lambda c: c[1] / c[2] if c[2] else c[1] > 0)
+            what, error, bound = max(
+                cases, key=lambda c: c[1] / c[2] if c[2] else c[1] > 0
+            )
             bad = [c for c in cases if not c[1] <= c[2]]
             failures += len(bad)
             print(
-                f"{name:16} {group:31} {len(cases):4} cases, {len(bad)} beyond tolerance; nearest: "
+                f"{name:16} {group:31} {len(cases):4} cases, {len(bad)} beyond"
+                " tolerance; nearest: "
                 f"{what} {error:.1e} (tolerance {bound:.1e})"
             )
     return 1 if failures else 0

@@ -12,54 +12,136 @@ from cspd_jax.converters import lm
 from cspd_jax.converters.hf import Values
 from cspd_jax.networks.lm_config import LMConfig
 
-V, D, L, H, KV, M = 40, 16, 2, 4, 2, 24  # ids, width, layers, heads, key-value heads, width of the MLP
+V, D, L, H, KV, M = (
+    40,
+    16,
+    2,
+    4,
+    2,
+    24,
+)  # ids, width, layers, heads, key-value heads, width of the MLP
 
 NEOX = {
-    "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": V, "hidden_size": D,
-    "num_hidden_layers": L, "num_attention_heads": 2, "intermediate_size": M, "hidden_act": "gelu",
-    "rotary_pct": 0.25, "rotary_emb_base": 10000, "use_parallel_residual": True, "layer_norm_eps": 1e-5,
-    "max_position_embeddings": 64, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
+    "architectures": ["GPTNeoXForCausalLM"],
+    "model_type": "gpt_neox",
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": L,
+    "num_attention_heads": 2,
+    "intermediate_size": M,
+    "hidden_act": "gelu",
+    "rotary_pct": 0.25,
+    "rotary_emb_base": 10000,
+    "use_parallel_residual": True,
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": V, "hidden_size": D,
-    "num_hidden_layers": L, "num_attention_heads": H, "num_key_value_heads": KV, "intermediate_size": M,
-    "hidden_act": "silu", "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
-    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                     "original_max_position_embeddings": 32},
-    "attention_bias": False, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": [2, 3],
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": L,
+    "num_attention_heads": H,
+    "num_key_value_heads": KV,
+    "intermediate_size": M,
+    "hidden_act": "silu",
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+}
 QWEN2 = {
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": V, "hidden_size": D,
-    "num_hidden_layers": L, "num_attention_heads": H, "num_key_value_heads": KV, "intermediate_size": M,
-    "hidden_act": "silu", "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
-    "use_sliding_window": False, "sliding_window": 64, "max_window_layers": 1, "tie_word_embeddings": True,
-    "bos_token_id": 5, "eos_token_id": 6,
-}  # fmt: skip
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": L,
+    "num_attention_heads": H,
+    "num_key_value_heads": KV,
+    "intermediate_size": M,
+    "hidden_act": "silu",
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+    "use_sliding_window": False,
+    "sliding_window": 64,
+    "max_window_layers": 1,
+    "tie_word_embeddings": True,
+    "bos_token_id": 5,
+    "eos_token_id": 6,
+}
 LLADA = {
-    "architectures": ["LLaDAModelLM"], "model_type": "llada", "d_model": D, "n_layers": L, "n_heads": H,
-    "n_kv_heads": H, "mlp_hidden_size": M, "vocab_size": V, "embedding_size": V, "max_sequence_length": 64,
-    "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "block_type": "llama", "activation_type": "silu",
-    "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False, "include_qkv_bias": False,
-    "weight_tying": False, "eos_token_id": 3, "pad_token_id": 3, "mask_token_id": 9,
+    "architectures": ["LLaDAModelLM"],
+    "model_type": "llada",
+    "d_model": D,
+    "n_layers": L,
+    "n_heads": H,
+    "n_kv_heads": H,
+    "mlp_hidden_size": M,
+    "vocab_size": V,
+    "embedding_size": V,
+    "max_sequence_length": 64,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "block_type": "llama",
+    "activation_type": "silu",
+    "layer_norm_type": "rms",
+    "rope": True,
+    "alibi": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "weight_tying": False,
+    "eos_token_id": 3,
+    "pad_token_id": 3,
+    "mask_token_id": 9,
     "auto_map": {"AutoModelForCausalLM": "modeling_llada.LLaDAModelLM"},
-}  # fmt: skip
+}
 DREAM = {
-    **QWEN2, "architectures": ["DreamModel"], "model_type": "Dream", "tie_word_embeddings": False,
-    "mask_token_id": 8, "pad_token_id": 7, "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
-}  # fmt: skip
+    **QWEN2,
+    "architectures": ["DreamModel"],
+    "model_type": "Dream",
+    "tie_word_embeddings": False,
+    "mask_token_id": 8,
+    "pad_token_id": 7,
+    "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
+}
 CONFIGS = {"gpt_neox": NEOX, "llama": LLAMA, "qwen2": QWEN2}
 
 
 def tensors(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random float32 tensors under the family's names, which recorded models vouch for."""
+    """Random float32 tensors under the family's names, which recorded models vouch
+    for."""
     rng, family = np.random.default_rng(seed), config["model_type"]
     fields = lm.FAMILIES[family].fields(Values(config))
     wanted = lm.FORMAT.wanted(LMConfig(family=family, known_ids=1, **fields))
     shapes = {entry.name: entry.source_shape for entry in wanted}
-    return {name: 0.2 * rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    return {
+        name: 0.2 * rng.standard_normal(shape, np.float32)
+        for name, shape in shapes.items()
+    }
 
 
-def write(path: Path, config: dict, weights: dict | None = None, files: int = 1, others: dict | None = None):
+def write(
+    path: Path,
+    config: dict,
+    weights: dict | None = None,
+    files: int = 1,
+    others: dict | None = None,
+):
     """The folder `path`, its tensors in `files` files, and other JSON files by name."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
@@ -68,9 +150,15 @@ def write(path: Path, config: dict, weights: dict | None = None, files: int = 1,
     weights = tensors(config) if weights is None else weights
     names, where = list(weights), {}
     for n in range(files):
-        file = f"model-{n + 1:05}-of-{files:05}.safetensors" if files > 1 else "model.safetensors"
+        file = (
+            f"model-{n + 1:05}-of-{files:05}.safetensors"
+            if files > 1
+            else "model.safetensors"
+        )
         save_file({name: weights[name] for name in names[n::files]}, path / file)
         where |= dict.fromkeys(names[n::files], file)
     if files > 1:
-        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+        (path / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": where})
+        )
     return path

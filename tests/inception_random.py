@@ -1,4 +1,5 @@
-"""Random weights of the FID Inception network under the names of the published file, and images for it."""
+"""Random weights of the FID Inception network under the names of the published file,
+and images for it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ PUBLISHED = InceptionConfig()
 
 def weights(config: InceptionConfig = PUBLISHED) -> dict[str, np.ndarray]:
     """Random float32 tensors; each depends on its name and shape alone."""
-    return {entry.name: _random(entry.name, entry.source_shape) for entry in inception.FORMAT.wanted(config)}
+    return {
+        entry.name: _random(entry.name, entry.source_shape)
+        for entry in inception.FORMAT.wanted(config)
+    }
 
 
 def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""An autoregressive model of tokens whose joint law is known, and the noise that they are made of."""
+"""An autoregressive model of tokens whose joint law is known, and the noise that they
+are made of."""
 
 import dataclasses
 
@@ -16,8 +17,9 @@ from cspd_jax.models import ImageModel
 
 @dataclasses.dataclass(frozen=True)
 class LinearTokens:
-    """x_k = kappa (offset + pull * mean of the tokens before) + noise of variance V: the head denoises
-    Gaussian data around z, with the variance of GaussianData; without a class z is zero.
+    """x_k = kappa (offset + pull * mean of the tokens before) + noise of variance V:
+    the head denoises Gaussian data around z, with the variance of GaussianData; without
+    a class z is zero.
 
     One of other `pull` and `offset`, or of `narrower` transitions, is a bad drafter.
     """
@@ -30,7 +32,9 @@ class LinearTokens:
     variance: float = 0.09
     narrower: float = 0.0
     num_classes: int = 2
-    variant: str = ""  # another one is compiled anew: for a sampler whose parts were replaced
+    variant: str = (
+        ""  # another one is compiled anew: for a sampler whose parts were replaced
+    )
 
     @property
     def respacing(self):
@@ -42,9 +46,14 @@ class LinearTokens:
     def embed_class(self, params, labels, unconditional):
         return jnp.where(unconditional, 0.0, 1.0)[:, None]
 
-    def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket):
+    def context(
+        self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket
+    ):
         known = jnp.arange(self.seq_len) < n_known[:, None]
-        mean = jnp.sum(jnp.where(known[..., None], tokens, 0), axis=1) / jnp.maximum(n_known, 1)[:, None]
+        mean = (
+            jnp.sum(jnp.where(known[..., None], tokens, 0), axis=1)
+            / jnp.maximum(n_known, 1)[:, None]
+        )
         z = class_embedding * (self.offset + self.pull * mean)
         return jnp.broadcast_to(z[:, None], (*rows.shape, self.token_dim))
 
@@ -52,33 +61,52 @@ class LinearTokens:
         return jnp.arange(len(timesteps), dtype=jnp.float32)[:, None]
 
     def modulate(self, params, time, z):
-        index, z = jnp.broadcast_arrays(time[..., :1].astype(jnp.int32), z[..., :1])[0][..., 0], z
+        index, z = (
+            jnp.broadcast_arrays(time[..., :1].astype(jnp.int32), z[..., :1])[0][
+                ..., 0
+            ],
+            z,
+        )
         return index, jnp.broadcast_to(z, (*index.shape, self.token_dim))
 
     def denoise(self, params, x, modulations):
         index, z = modulations
         out = self.head(0.0).denoise(params, x, index)
-        abar = jnp.asarray(make_schedule(self.spec).alphas_cumprod, x.dtype)[index][:, None]
+        abar = jnp.asarray(make_schedule(self.spec).alphas_cumprod, x.dtype)[index][
+            :, None
+        ]
         spread = abar * self.variance + 1 - abar
         out = out.at[:, self.token_dim :].add(-self.narrower)
-        return out.at[:, : self.token_dim].add(-jnp.sqrt((1 - abar) * abar) * z / spread)
+        return out.at[:, : self.token_dim].add(
+            -jnp.sqrt((1 - abar) * abar) * z / spread
+        )
 
     def law(self, respacing, temperature=1.0):
-        """Returns (kappa, V): a token is kappa * scale * z + noise of variance V, guided by this scale."""
-        return GaussianData(respacing, 1.0, self.variance).marginal(temperature=temperature)
+        """Returns (kappa, V): a token is kappa * scale * z + noise of variance V,
+        guided by this scale."""
+        return GaussianData(respacing, 1.0, self.variance).marginal(
+            temperature=temperature
+        )
 
 
 class AnySchedule(LinearTokens):
-    """The same tokens by a head that denoises by any respacing: it is told the original timesteps. Its
-    variances are the least of each schedule (v = -1), so the schedule shows in the law."""
+    """The same tokens by a head that denoises by any respacing: it is told the original
+    timesteps. Its variances are the least of each schedule (v = -1), so the schedule
+    shows in the law."""
 
     def embed_time(self, params, timesteps):
         return timesteps.astype(jnp.float32)[:, None]
 
     def denoise(self, params, x, modulations):
         timestep, z = modulations
-        abar = jnp.asarray(make_schedule("1000").alphas_cumprod, x.dtype)[timestep][:, None]
-        eps = jnp.sqrt(1 - abar) * (x - jnp.sqrt(abar) * z) / (abar * self.variance + 1 - abar)
+        abar = jnp.asarray(make_schedule("1000").alphas_cumprod, x.dtype)[timestep][
+            :, None
+        ]
+        eps = (
+            jnp.sqrt(1 - abar)
+            * (x - jnp.sqrt(abar) * z)
+            / (abar * self.variance + 1 - abar)
+        )
         return jnp.concatenate([eps, jnp.full_like(eps, -1.0)], axis=-1)
 
     def law(self, respacing, temperature=1.0):
@@ -95,9 +123,9 @@ class AnySchedule(LinearTokens):
 
 
 def noise_of(method, network, options, images, by=None):
-    """Returns the whitened noise [N, L, d] that the tokens of so many images are made of, in reveal order
-    and NaN where a token was known; and what the sampler told. Right samplers make independent normals, which
-    `laws.normals_p_value` tests.
+    """Returns the whitened noise [N, L, d] that the tokens of so many images are made
+    of, in reveal order and NaN where a token was known; and what the sampler told.
+    Right samplers make independent normals, which `laws.normals_p_value` tests.
 
     by: a respacing whose law is taken in place of those that the options have.
     """
@@ -106,20 +134,32 @@ def noise_of(method, network, options, images, by=None):
     keys = row_keys(jax.random.key(1), images)
     tokens, info = generate(keys, model, np.zeros(images, int), method, options)
     draw = options.order.order if options.order else random_order
-    order = np.asarray(jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), network.seq_len))
+    order = np.asarray(
+        jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), network.seq_len)
+    )
     known = np.zeros(images, int)
     if options.known is not None:  # comes first
         mask = np.asarray(options.known.mask)
         known = mask.sum(axis=-1)
         rank = np.argsort(order, axis=1)
         order = np.argsort(np.where(mask, rank - network.seq_len, rank), axis=1)
-    tokens = np.take_along_axis(np.asarray(tokens, np.float64), order[..., None], axis=1)
-    groups, sums, noise = options.groups(network.seq_len), np.cumsum(tokens, axis=1), np.empty_like(tokens)
+    tokens = np.take_along_axis(
+        np.asarray(tokens, np.float64), order[..., None], axis=1
+    )
+    groups, sums, noise = (
+        options.groups(network.seq_len),
+        np.cumsum(tokens, axis=1),
+        np.empty_like(tokens),
+    )
     scales = np.asarray(guidance_scale(groups, options.cfg, options.cfg_schedule))
-    for group, scale, respacing in zip(groups, scales, options.respacings(network.seq_len), strict=True):
+    for group, scale, respacing in zip(
+        groups, scales, options.respacings(network.seq_len), strict=True
+    ):
         kappa, variance = network.law(by or respacing, options.temperature)
         seen = np.maximum(group.start, known)[:, None]
-        before = sums[np.arange(images), np.maximum(seen[:, 0] - 1, 0)] / np.maximum(seen, 1)
+        before = sums[np.arange(images), np.maximum(seen[:, 0] - 1, 0)] / np.maximum(
+            seen, 1
+        )
         z = network.offset + network.pull * np.where(seen > 0, before, 0)
         members = slice(group.start, group.start + group.size)
         expected = kappa * np.reshape(scale, (-1, 1, 1)) * z[:, None]

@@ -1,4 +1,5 @@
-"""Tiny random masked-diffusion models, prompts for them, and what the stepwise reference makes of these."""
+"""Tiny random masked-diffusion models, prompts for them, and what the stepwise
+reference makes of these."""
 
 from __future__ import annotations
 
@@ -19,10 +20,22 @@ from cspd_jax.text import Prompts
 
 V, MASK, PLACES = 12, 10, 11
 LLADA = LMConfig(
-    family="llada", vocab_size=V, known_ids=V - 1, width=16, depth=2, heads=2, kv_heads=2, head_dim=8,
-    mlp_width=24, max_positions=64, causal=False, mask_ids=(MASK,),
-)  # fmt: skip
-DREAM = dataclasses.replace(LLADA, family="Dream", shifted=True, kv_heads=1, qkv_bias=True)
+    family="llada",
+    vocab_size=V,
+    known_ids=V - 1,
+    width=16,
+    depth=2,
+    heads=2,
+    kv_heads=2,
+    head_dim=8,
+    mlp_width=24,
+    max_positions=64,
+    causal=False,
+    mask_ids=(MASK,),
+)
+DREAM = dataclasses.replace(
+    LLADA, family="Dream", shifted=True, kv_heads=1, qkv_bias=True
+)
 STEPWISE = Steps()
 CONFIGS = {"llada": LLADA, "dream": DREAM}
 
@@ -30,19 +43,31 @@ CONFIGS = {"llada": LLADA, "dream": DREAM}
 @functools.cache
 def params_of(config, seed):
     return jax.tree.map(
-        lambda a: np.asarray(a, np.float64), tiny.params(abstract_params(config), scale=0.6, seed=seed)
+        lambda a: np.asarray(a, np.float64),
+        tiny.params(abstract_params(config), scale=0.6, seed=seed),
     )
 
 
-def canvas(family="llada", seed=0, rows=8, block=4, places=PLACES, temperature=0.0, **options):
+def canvas(
+    family="llada", seed=0, rows=8, block=4, places=PLACES, temperature=0.0, **options
+):
     config = CONFIGS[family]
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 7, rows)
     prompts = random.integers(0, MASK, (rows, 6))
-    drawn = temperature or options.get("place_temperature") or options.get("confidence") == "random"
+    drawn = (
+        temperature
+        or options.get("place_temperature")
+        or options.get("confidence") == "random"
+    )
     keys = jax.random.split(jax.random.key(seed), rows) if drawn else None
-    options = {name: jnp.float64(x) if isinstance(x, float) else x for name, x in options.items()}
-    options = Options(max_new_tokens=places, block=block, temperature=temperature, **options)
+    options = {
+        name: jnp.float64(x) if isinstance(x, float) else x
+        for name, x in options.items()
+    }
+    options = Options(
+        max_new_tokens=places, block=block, temperature=temperature, **options
+    )
     network, params = LM(config, jnp.float64), params_of(config, seed)
     return make_canvas(network, params, Prompts(prompts, lengths), options, keys)
 
@@ -51,7 +76,9 @@ def canvas(family="llada", seed=0, rows=8, block=4, places=PLACES, temperature=0
 def run(canvas, way=STEPWISE):
     """The last state of a way to fill a canvas, which may be a speculation."""
     more = lambda state: jnp.any(way.unfinished(canvas, state))
-    return jax.lax.while_loop(more, lambda state: way.advance(canvas, state), way.begin(canvas))
+    return jax.lax.while_loop(
+        more, lambda state: way.advance(canvas, state), way.begin(canvas)
+    )
 
 
 @functools.cache

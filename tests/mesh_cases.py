@@ -3,9 +3,10 @@
     export XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_ENABLE_X64=1
     python tests/mesh_cases.py FOLDER
 
-The rows of MESHES run without a mesh and on each of theirs; FOLDER/results.json has their tokens and
-counts. In float64: rounding, which depends on shapes, must not decide anything. Before that, parameters
-must lie where they belong, and images have the bits of batches of their group's size.
+The rows of MESHES run without a mesh and on each of theirs; FOLDER/results.json has
+their tokens and counts. In float64: rounding, which depends on shapes, must not decide
+anything. Before that, parameters must lie where they belong, and images have the bits
+of batches of their group's size.
 """
 
 from __future__ import annotations
@@ -30,26 +31,42 @@ from cspd_jax.networks.mar import MARModel
 
 IMAGES = 10  # more than a data axis shares evenly
 KEY = 3
-# Every loop of the library on a mesh of both axes, whose other rows differ from these in numbers; and some of
-# each family on meshes of other proportions.
+# Every loop of the library on a mesh of both axes, whose other rows differ from these
+# in numbers; and some of each family on meshes of other proportions.
 MESHES = {
     "data=4,model=2": (
-        "trained", "plain", "plain, groups, guided, cold", "annealed checkerboard", "self",
-        "self, groups, guided", "self, coupled, both levels",
-        "draft, adaptive, both levels", "paper, Sigma = 1, groups, guided, own noise", "released",
-        "text, plain, top-k, top-p", "text, google, model", "text, block, model, adapted",
-        "text, block, lookup", "text, block, head", "text, tree",
-        "masked, ssd", "masked, ssd, Dream, cached, guided", "masked, stepwise, cached", "masked, schedule",
+        "trained",
+        "plain",
+        "plain, groups, guided, cold",
+        "annealed checkerboard",
+        "self",
+        "self, groups, guided",
+        "self, coupled, both levels",
+        "draft, adaptive, both levels",
+        "paper, Sigma = 1, groups, guided, own noise",
+        "released",
+        "text, plain, top-k, top-p",
+        "text, google, model",
+        "text, block, model, adapted",
+        "text, block, lookup",
+        "text, block, head",
+        "text, tree",
+        "masked, ssd",
+        "masked, ssd, Dream, cached, guided",
+        "masked, stepwise, cached",
+        "masked, schedule",
     ),
     "data=8": ("text, greedy, model",),
     "data=2,model=4": ("self, guided", "masked, ssd"),
-}  # fmt: skip
+}
 
 
 def image_model(mesh, seed=0):
     params = tiny.params(mar.abstract_params(tiny.PIXELS), seed, scale=0.05)
     params = jax.tree.map(lambda a: a.astype(np.float64), params)
-    return samplers.placed(ImageModel, MARModel(tiny.PIXELS, jax.numpy.float64), params, mesh)
+    return samplers.placed(
+        ImageModel, MARModel(tiny.PIXELS, jax.numpy.float64), params, mesh
+    )
 
 
 def request(name, mesh):
@@ -74,14 +91,18 @@ def run(name, mesh):
         "tokens": np.asarray(tokens).tolist(),
         "accepted": info.accepted.tolist(),
         "tested": info.tested.tolist(),
-        "chains": [info.trace.chain_tested.tolist(), info.trace.chain_accepted.tolist()] if chains else [],
+        "chains": [info.trace.chain_tested.tolist(), info.trace.chain_accepted.tolist()]
+        if chains
+        else [],
         "sequential": [int(calls.sequential) for calls in info.calls.values()],
     }
 
 
 def mesh_of(sizes: str):
     """A mesh of as many of the devices as it needs."""
-    return parallel.make_mesh(sizes, jax.devices()[: math.prod(parallel.parse_mesh(sizes).values())])
+    return parallel.make_mesh(
+        sizes, jax.devices()[: math.prod(parallel.parse_mesh(sizes).values())]
+    )
 
 
 def held(params):
@@ -95,21 +116,34 @@ def held(params):
 
 def check_placed(name):
     """Every device holds its share of the same numbers."""
-    whole, placed = (cspd_jax.load(name, None, mesh).params for mesh in (None, mesh_of("data=2,model=4")))
-    chex.assert_trees_all_equal(jax.tree.map(np.asarray, placed), jax.tree.map(np.asarray, whole))
+    whole, placed = (
+        cspd_jax.load(name, None, mesh).params
+        for mesh in (None, mesh_of("data=2,model=4"))
+    )
+    chex.assert_trees_all_equal(
+        jax.tree.map(np.asarray, placed), jax.tree.map(np.asarray, whole)
+    )
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(whole))
-    assert len(set(held(placed))) == 1 and held(placed)[0] < 0.7 * total, (held(placed), total)
+    assert len(set(held(placed))) == 1 and held(placed)[0] < 0.7 * total, (
+        held(placed),
+        total,
+    )
     assert held(cspd_jax.load(name, None, mesh_of("data=8")).params) == [total] * 8
 
 
 def check_bits(name):
     """An image's bits are those that a batch of its group's size gives."""
-    model, placed = (cspd_jax.load(name, None, mesh) for mesh in (None, mesh_of("data=4")))
+    model, placed = (
+        cspd_jax.load(name, None, mesh) for mesh in (None, mesh_of("data=4"))
+    )
     keys, labels = cspd_jax.row_keys(jax.random.key(5), 8), np.arange(8) % 5
     for method in (cspd_jax.Plain(), cspd_jax.SelfSpeculation(gamma=2)):
         how = method, cspd_jax.Options(num_iter=4, cfg=2.0)
         spread, _ = cspd_jax.generate(keys, placed, labels, *how)
-        pairs = [cspd_jax.generate(keys[i : i + 2], model, labels[i : i + 2], *how)[0] for i in (0, 2, 4, 6)]
+        pairs = [
+            cspd_jax.generate(keys[i : i + 2], model, labels[i : i + 2], *how)[0]
+            for i in (0, 2, 4, 6)
+        ]
         assert np.array_equal(spread, np.concatenate(pairs))
 
 
@@ -121,10 +155,15 @@ def main(folder: pathlib.Path) -> None:
     check_bits(saved)
     wanted = [(name, sizes) for sizes, names in MESHES.items() for name in names]
     results = {}
-    for name, sizes in dict.fromkeys([*((name, "none") for name, _ in wanted), *wanted]):
-        results[f"{name}; {sizes}"] = run(name, None if sizes == "none" else mesh_of(sizes))
+    for name, sizes in dict.fromkeys(
+        [*((name, "none") for name, _ in wanted), *wanted]
+    ):
+        results[f"{name}; {sizes}"] = run(
+            name, None if sizes == "none" else mesh_of(sizes)
+        )
         print(name, sizes, flush=True)
-        jax.clear_caches()  # programs hold memory maps, of which a process may have 65530
+        # programs hold memory maps, of which a process may have 65530
+        jax.clear_caches()
     (folder / "results.json").write_text(json.dumps(results))
 
 

@@ -1,6 +1,8 @@
-"""The tiny NextStep-1 model whose numbers were recorded, as a Hugging Face folder and as a model.
+"""The tiny NextStep-1 model whose numbers were recorded, as a Hugging Face folder and
+as a model.
 
-python tests/nextstep_tiny.py FOLDER    # with a tokenizer of three words and an autoencoder; all of it random
+python tests/nextstep_tiny.py FOLDER    # with a tokenizer of three words and an
+autoencoder; all of it random
 """
 
 from __future__ import annotations
@@ -36,10 +38,20 @@ def with_tokenizer(folder: Path) -> Path:
     """Adds a tokenizer that knows the words red and x."""
     words = {"?": 0, "red": 5, "<|image_area|>": 86, "1*2": 7, "2*2": 7, "x": 92}
     vocabulary = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
-    pieces = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
+    pieces = {
+        "type": "Split",
+        "pattern": {"String": " "},
+        "behavior": "Removed",
+        "invert": False,
+    }
     unset = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = {"id": 86, "content": "<|image_area|>", "special": True, **unset}
-    tokenizer = {"version": "1.0", "model": vocabulary, "pre_tokenizer": pieces, "added_tokens": [added]}
+    tokenizer = {
+        "version": "1.0",
+        "model": vocabulary,
+        "pre_tokenizer": pieces,
+        "added_tokens": [added],
+    }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
 
@@ -51,7 +63,9 @@ def recorded() -> dict[str, np.ndarray]:
 
 def with_config(model: models.ImageModel, **changes) -> models.ImageModel:
     config = dataclasses.replace(model.config, **changes)
-    return dataclasses.replace(model, network=dataclasses.replace(model.network, config=config))
+    return dataclasses.replace(
+        model, network=dataclasses.replace(model.network, config=config)
+    )
 
 
 def spec(calls: float, shift: float) -> str:
@@ -60,7 +74,8 @@ def spec(calls: float, shift: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A recorded generation of two images of 2 x 3 tokens, and what has to be asked to repeat it."""
+    """A recorded generation of two images of 2 x 3 tokens, and what has to be asked to
+    repeat it."""
 
     model: models.ImageModel
     options: Options
@@ -70,7 +85,10 @@ class Run:
 def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> Run:
     at = f"gen/{name}/"
     calls, cfg, _, shift, _, linear, norm, positions = arrays[at + "settings"]
-    ids = [list(row[seen > 0]) for row, seen in zip(arrays[at + "input_ids"], arrays[at + "attention_mask"])]
+    ids = [
+        list(row[seen > 0])
+        for row, seen in zip(arrays[at + "input_ids"], arrays[at + "attention_mask"])
+    ]
     model = with_config(model, positions=bool(positions))
     model = bind(model, ids[:2], ids[-1], grid=(2, 3), normalise=bool(norm))
     options = Options(
@@ -82,7 +100,9 @@ def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> R
         order=Raster(),
     )
     of_tokens = arrays[at + "noise"]  # [L, N, images or 1, d], the initial noise first
-    of_tokens = np.broadcast_to(of_tokens, (*of_tokens.shape[:2], 2, of_tokens.shape[3]))
+    of_tokens = np.broadcast_to(
+        of_tokens, (*of_tokens.shape[:2], 2, of_tokens.shape[3])
+    )
     by_step = of_tokens.transpose(1, 2, 0, 3)
     noise = np.concatenate([np.zeros_like(by_step[:1]), by_step[:0:-1], by_step[:1]])
     return Run(model, options, jnp.asarray(noise))

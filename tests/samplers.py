@@ -1,7 +1,9 @@
-"""One table of every public way to generate: each property test is parametrised over it.
+"""One table of every public way to generate: each property test is parametrised over
+it.
 
-A row says how it is asked for. Its `request(seed)` holds the arguments of `generate` and `stream` of its
-family for ROWS rows; all but row FIXED depend on the seed. A new sampler is a new row.
+A row says how it is asked for. Its `request(seed)` holds the arguments of `generate`
+and `stream` of its family for ROWS rows; all but row FIXED depend on the seed. A new
+sampler is a new row.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ import text_models
 from linear_tokens import AnySchedule, LinearTokens
 
 from cspd_jax import image, masked, parallel, text
-from cspd_jax.image import DraftSpeculation, PaperCriterion, Plain, ReleasedRunner, SelfSpeculation, Spread
+from cspd_jax.image import (
+    DraftSpeculation,
+    PaperCriterion,
+    Plain,
+    ReleasedRunner,
+    SelfSpeculation,
+    Spread,
+)
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.models import ImageModel, TextModel
@@ -39,28 +48,35 @@ def placed(kind, network, params, mesh):
     """A model with these parameters on a mesh, or on one device."""
     if mesh is None:
         return kind("tiny", network, jax.tree.map(jnp.asarray, params))
-    return kind("tiny", network, parallel.place(mesh, params, network.config), mesh=mesh)
+    return kind(
+        "tiny", network, parallel.place(mesh, params, network.config), mesh=mesh
+    )
 
 
 def some_known(images, length=6, dim=2):
-    """Each image knows another set of tokens, from none of them to all, which are no draws of any model."""
+    """Each image knows another set of tokens, from none of them to all, which are no
+    draws of any model."""
     random = np.random.default_rng(3)
     many = random.integers(0, length + 1, images)
     ranks = random.random((images, length)).argsort(axis=1)
     return image.Known(
-        random.normal(0.7, 0.5, (images, length, dim)).astype(np.float32), ranks < many[:, None]
+        random.normal(0.7, 0.5, (images, length, dim)).astype(np.float32),
+        ranks < many[:, None],
     )
 
 
 TARGET = LinearTokens()
-NEAR, FAR = LinearTokens(pull=1.45, offset=0.42), LinearTokens(pull=0.5, offset=0.9, variance=0.16)
+NEAR, FAR = (
+    LinearTokens(pull=1.45, offset=0.42),
+    LinearTokens(pull=0.5, offset=0.9, variance=0.16),
+)
 CHAINS = {"denoise": ChainSpeculation(4)}
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageWay:
-    """method: made of a draft model. options: of `image.Options`; a pair of guidance scales is spread over
-    the images. images: as many as its law is tested with."""
+    """method: made of a draft model. options: of `image.Options`; a pair of guidance
+    scales is spread over the images. images: as many as its law is tested with."""
 
     method: Callable[[ImageModel], image.Method] = lambda draft: Plain()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -79,7 +95,9 @@ class ImageWay:
     def asked(self, draft: ImageModel | None = None) -> image.Method:
         return self.method(draft or ImageModel("draft", self.draft, None))
 
-    def request(self, seed: int, model=None, draft=None, images: int = ROWS, **more: Any) -> tuple:
+    def request(
+        self, seed: int, model=None, draft=None, images: int = ROWS, **more: Any
+    ) -> tuple:
         random = np.random.default_rng(seed)
         labels = random.integers(-1, 2, images)
         labels[FIXED] = 1
@@ -101,21 +119,32 @@ def drafted(gamma: int = 3, **options: Any) -> Callable[[Any], image.Method]:
 
 
 def paper(gamma: int = 3, **criterion: Any) -> Callable[[Any], image.Method]:
-    return lambda draft: DraftSpeculation(draft, PaperCriterion(**{"sigma": False} | criterion), gamma)
+    return lambda draft: DraftSpeculation(
+        draft, PaperCriterion(**{"sigma": False} | criterion), gamma
+    )
 
 
 GROUPS = {"num_iter": 3, "cfg": 1.5}
 IMAGE = {
     "plain": ImageWay(),
     "plain, groups, guided, cold": ImageWay(options={**GROUPS, "temperature": 0.8}),
-    "plain, spread": ImageWay(options={"order": Spread()}, network=LinearTokens(seq_len=9)),
+    "plain, spread": ImageWay(
+        options={"order": Spread()}, network=LinearTokens(seq_len=9)
+    ),
     "plain, chains": ImageWay(options={"num_iter": 4, **CHAINS}),
     "annealed": ImageWay(
-        options={"anneal": Annealing(10, 3, levels=2), **GROUPS}, network=AnySchedule(seq_len=9), exact=False
+        options={"anneal": Annealing(10, 3, levels=2), **GROUPS},
+        network=AnySchedule(seq_len=9),
+        exact=False,
     ),
     "annealed checkerboard": ImageWay(
-        options={"anneal": Annealing(10, 3, levels=2), "order": Checkerboard(1), "num_iter": 3},
-        network=AnySchedule(seq_len=9), exact=False,
+        options={
+            "anneal": Annealing(10, 3, levels=2),
+            "order": Checkerboard(1),
+            "num_iter": 3,
+        },
+        network=AnySchedule(seq_len=9),
+        exact=False,
     ),
     "self": ImageWay(itself()),
     "self, guided": ImageWay(itself(), {"cfg": (0.5, 2.5)}),
@@ -123,26 +152,36 @@ IMAGE = {
     "self, few steps": ImageWay(itself(1), {"cfg": 1.5}, LinearTokens(spec="ddim2")),
     "self, far ahead, cold": ImageWay(itself(8), {"cfg": 1.5, "temperature": 0.8}),
     "self, adaptive": ImageWay(itself(4, draft_cost=0.2)),
-    "self, spread": ImageWay(itself(2), {"order": Spread(), "num_iter": 5}, LinearTokens(seq_len=9)),
+    "self, spread": ImageWay(
+        itself(2), {"order": Spread(), "num_iter": 5}, LinearTokens(seq_len=9)
+    ),
     "self, both levels": ImageWay(itself(), CHAINS, images=400),
     "self, coupled, guided": ImageWay(itself(coupled=True), {"cfg": (0.5, 2.5)}),
-    "self, coupled, few steps": ImageWay(itself(2, coupled=True), {"cfg": 1.5}, LinearTokens(spec="ddim2")),
+    "self, coupled, few steps": ImageWay(
+        itself(2, coupled=True), {"cfg": 1.5}, LinearTokens(spec="ddim2")
+    ),
     "self, coupled, groups, cold": ImageWay(
-        itself(3, prefill=0.3, draft_cost=0.1, coupled=True), {"num_iter": 3, "temperature": 0.8}
+        itself(3, prefill=0.3, draft_cost=0.1, coupled=True),
+        {"num_iter": 3, "temperature": 0.8},
     ),
     "self, coupled, both levels": ImageWay(itself(coupled=True), CHAINS, images=400),
     "draft": ImageWay(drafted()),
     "draft, far, groups, guided": ImageWay(drafted(2, prefill=0.3), GROUPS, draft=FAR),
-    "draft, adaptive, both levels": ImageWay(drafted(draft_cost=0.3), CHAINS, images=400),
+    "draft, adaptive, both levels": ImageWay(
+        drafted(draft_cost=0.3), CHAINS, images=400
+    ),
     "paper, Sigma = 1": ImageWay(paper()),
-    "paper, Sigma = 1, groups, guided, own noise": ImageWay(paper(2, align=False), GROUPS),
+    "paper, Sigma = 1, groups, guided, own noise": ImageWay(
+        paper(2, align=False), GROUPS
+    ),
     "paper, Sigma = 1, both levels": ImageWay(paper(), CHAINS, images=400),
     "paper, widened": ImageWay(paper(inner_temperature=42.0), exact=False),
     "released": ImageWay(
         lambda draft: ReleasedRunner(draft, gamma=2, inner_temperature=5.0),
-        {"num_iter": 4, "cfg": 1.5, "final_noise": False}, exact=False,
+        {"num_iter": 4, "cfg": 1.5, "final_noise": False},
+        exact=False,
     ),
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,23 +197,39 @@ class TextWay:
     family = text
 
     def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
-        random, (tokens, lengths) = np.random.default_rng(seed), text_models.prompts(rows, LONGEST, seed=seed)
+        random, (tokens, lengths) = (
+            np.random.default_rng(seed),
+            text_models.prompts(rows, LONGEST, seed=seed),
+        )
         tokens[FIXED], lengths[FIXED] = [5, 9, 2, 7, 0, 0], 4
         gamma, new = (random.integers(1, n + 1, rows) for n in (MAX_GAMMA, NEW))
         gamma[FIXED], new[FIXED] = 4, NEW
         lm = text_models.model(padding=2)
         params = text_models.params(lm)
-        target, near = (placed(TextModel, lm, p, mesh) for p in (params, text_models.near(params)))
+        target, near = (
+            placed(TextModel, lm, p, mesh) for p in (params, text_models.near(params))
+        )
         temperature = random.uniform(0.5, 2, rows)
         temperature[FIXED] = 0.9
         options = {
-            "rule": self.rule, "gamma": gamma, "max_gamma": MAX_GAMMA, "max_new_tokens": new,
-            "max_len": LONGEST + NEW, "stop_ids": (), "temperature": temperature if self.sampled else 0.0,
-        }  # fmt: skip
+            "rule": self.rule,
+            "gamma": gamma,
+            "max_gamma": MAX_GAMMA,
+            "max_new_tokens": new,
+            "max_len": LONGEST + NEW,
+            "stop_ids": (),
+            "temperature": temperature if self.sampled else 0.0,
+        }
         if self.filtered:
             options |= {"top_k": 7, "top_p": 0.95}
         options = text.Options(**options | dict(self.options))
-        return row_keys(seed, rows), target, text.Prompts(tokens, lengths), self.drafts(target, near), options
+        return (
+            row_keys(seed, rows),
+            target,
+            text.Prompts(tokens, lengths),
+            self.drafts(target, near),
+            options,
+        )
 
     def drafts(self, target: TextModel, near: TextModel) -> Any:
         if self.drafter == "lookup":
@@ -205,8 +260,14 @@ class MaskedWay:
 
     def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
         random = np.random.default_rng(seed)
-        tokens, lengths = random.integers(0, masked_models.MASK, (rows, LONGEST)), np.zeros(rows, int)
-        lengths[:], gamma = random.integers(1, LONGEST + 1, rows), random.integers(1, MAX_GAMMA + 1, rows)
+        tokens, lengths = (
+            random.integers(0, masked_models.MASK, (rows, LONGEST)),
+            np.zeros(rows, int),
+        )
+        lengths[:], gamma = (
+            random.integers(1, LONGEST + 1, rows),
+            random.integers(1, MAX_GAMMA + 1, rows),
+        )
         tokens[FIXED], lengths[FIXED], gamma[FIXED] = [5, 9, 2, 7, 0, 0], 4, 4
         temperature = random.uniform(0.5, 1.5, rows)
         temperature[FIXED] = 0.8
@@ -217,11 +278,22 @@ class MaskedWay:
             "schedule": masked.Schedule(STEPS),
         }
         options = masked.Options(
-            max_new_tokens=masked_models.PLACES, block=4, cached=self.cached, guidance=self.guidance,
+            max_new_tokens=masked_models.PLACES,
+            block=4,
+            cached=self.cached,
+            guidance=self.guidance,
             temperature=temperature if self.sampled else 0.0,
-        )  # fmt: skip
-        model = placed(TextModel, LM(config, jnp.float64), masked_models.params_of(config, 0), mesh)
-        return row_keys(seed, rows), model, text.Prompts(tokens, lengths), methods[self.method], options
+        )
+        model = placed(
+            TextModel, LM(config, jnp.float64), masked_models.params_of(config, 0), mesh
+        )
+        return (
+            row_keys(seed, rows),
+            model,
+            text.Prompts(tokens, lengths),
+            methods[self.method],
+            options,
+        )
 
 
 ADAPTED = (("draft_cost", 0.1), ("confidence", 0.3), ("stop_ids", (4,)))
@@ -239,7 +311,9 @@ TEXT = {
 MASKED = {
     "masked, ssd": MaskedWay(sampled=True),
     "masked, ssd, cached": MaskedWay(cached=True, sampled=True),
-    "masked, ssd, Dream, cached, guided": MaskedWay(model="dream", cached=True, guidance=0.7),
+    "masked, ssd, Dream, cached, guided": MaskedWay(
+        model="dream", cached=True, guidance=0.7
+    ),
     "masked, stepwise": MaskedWay("stepwise", sampled=True),
     "masked, stepwise, cached": MaskedWay("stepwise", cached=True, sampled=True),
     "masked, schedule": MaskedWay("schedule", sampled=True),

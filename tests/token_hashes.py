@@ -1,13 +1,16 @@
-"""Fingerprints of the tokens that every method of every family makes at fixed keys, in float64.
+"""Fingerprints of the tokens that every method of every family makes at fixed keys, in
+float64.
 
-    python tests/token_hashes.py                  # compares with golden/token_hashes.json
-    python tests/token_hashes.py text: masked:    # only the cases whose names begin so
-    python tests/token_hashes.py --write          # replaces the file
+    python tests/token_hashes.py                  # compares with
+    golden/token_hashes.json python tests/token_hashes.py text: masked:    # only the
+    cases whose names begin so python tests/token_hashes.py --write          # replaces
+    the file
 
-A change of structure must leave them alone. A change that is meant to draw other tokens (of the same
-distribution) writes them anew and says why. Real numbers are rounded to four decimals: far above the rounding
-errors of float64, and above those of the noise, which is drawn in float32 whatever the networks run in, so
-the file holds on every machine.
+A change of structure must leave them alone. A change that is meant to draw other tokens
+(of the same distribution) writes them anew and says why. Real numbers are rounded to
+four decimals: far above the rounding errors of float64, and above those of the noise,
+which is drawn in float32 whatever the networks run in, so the file holds on every
+machine.
 """
 
 from __future__ import annotations
@@ -50,7 +53,11 @@ class Linear(LinearTokens):
     dtype = jnp.float64
 
 
-TARGET, NEAR, FAR = Linear(), Linear(pull=1.45, offset=0.42), Linear(pull=0.5, offset=0.9, variance=0.16)
+TARGET, NEAR, FAR = (
+    Linear(),
+    Linear(pull=1.45, offset=0.42),
+    Linear(pull=0.5, offset=0.9, variance=0.16),
+)
 CHAINS = ChainSpeculation(4)
 
 
@@ -61,55 +68,81 @@ def ahead(gamma, criterion=PathCriterion, draft_cost=None, prefill=0.0, **of_cri
     return Speculation(criterion(**of_criterion), gamma, draft_cost, prefill)
 
 
-def _options(num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1, temperature=1.0):
+def _options(
+    num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1, temperature=1.0
+):
     return Options(
-        num_iter=num_iter, respacing=TARGET.spec, guided=cfg != 1, cfg=cfg, final_noise=final_noise,
-        prefix_buckets=encoder_sizes, denoise=chains or "plain", temperature=temperature,
-    )  # fmt: skip
+        num_iter=num_iter,
+        respacing=TARGET.spec,
+        guided=cfg != 1,
+        cfg=cfg,
+        final_noise=final_noise,
+        prefix_buckets=encoder_sizes,
+        denoise=chains or "plain",
+        temperature=temperature,
+    )
 
 
 def _labels():
     return jnp.array([0, 0, -1, 0, 0, 0, -1, 0], jnp.int32)
 
 
-def plain_tokens(model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=None, **settings):
+def plain_tokens(
+    model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=None, **settings
+):
     made = sampler.sample(
-        model, params, row_keys(jax.random.key(1), IMAGES), _labels() if labels is None else labels,
+        model,
+        params,
+        row_keys(jax.random.key(1), IMAGES),
+        _labels() if labels is None else labels,
         _options(cfg=cfg, temperature=temperature, **settings),
-    )  # fmt: skip
+    )
     return (made.tokens,)
 
 
 def outer_tokens(options, draft=None, cfg=1.0, temperature=1.0, **settings):
     made = rounds.sample(
-        TARGET, None, row_keys(jax.random.key(1), IMAGES), _labels(),
-        _options(cfg=cfg, temperature=temperature, **settings), speculation=options,
+        TARGET,
+        None,
+        row_keys(jax.random.key(1), IMAGES),
+        _labels(),
+        _options(cfg=cfg, temperature=temperature, **settings),
+        speculation=options,
         draft=None if draft is None else Draft(draft),
-    )  # fmt: skip
+    )
     return made.tokens, made.marks != 0, made.marks > 0
 
 
 def released_tokens(draft, cfg=1.0, num_iter=6, **options):
     made = released.sample(
-        TARGET, None, row_keys(jax.random.key(1), IMAGES), _labels(),
+        TARGET,
+        None,
+        row_keys(jax.random.key(1), IMAGES),
+        _labels(),
         _options(cfg=cfg, num_iter=num_iter, final_noise=False),
-        runner=released.RunnerOptions(**options), draft=Draft(draft),
-    )  # fmt: skip
+        runner=released.RunnerOptions(**options),
+        draft=Draft(draft),
+    )
     return made.tokens, made.marks != 0, made.marks > 0
 
 
 def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
     """A tiny MAR network with random weights."""
     config = dataclasses.replace(tiny.PIXELS, respacing="ddim5")
-    params = jax.tree.map(lambda a: np.asarray(a, np.float64), tiny.params(mar.abstract_params(config)))
+    params = jax.tree.map(
+        lambda a: np.asarray(a, np.float64), tiny.params(mar.abstract_params(config))
+    )
     options = dataclasses.replace(
-        _options(cfg=cfg, chains=chains, num_iter=num_iter, encoder_sizes=2), respacing="ddim5"
+        _options(cfg=cfg, chains=chains, num_iter=num_iter, encoder_sizes=2),
+        respacing="ddim5",
     )
     keys, labels = row_keys(jax.random.key(2), 3), jnp.array([0, 3, -1])
     model = MARModel(config, jnp.float64)
     if method == "plain":
         return (sampler.sample(model, params, keys, labels, options).tokens,)
-    made = rounds.sample(model, params, keys, labels, options, speculation=ahead(gamma=2))
+    made = rounds.sample(
+        model, params, keys, labels, options, speculation=ahead(gamma=2)
+    )
     return made.tokens, made.marks != 0, made.marks > 0
 
 
@@ -118,20 +151,33 @@ IMAGE = {
     "plain, no final noise, groups, guided, cold": lambda: plain_tokens(
         num_iter=3, cfg=1.5, temperature=0.8, final_noise=False
     ),
-    "plain, chains, no final noise": lambda: plain_tokens(chains=CHAINS, final_noise=False, num_iter=3),
+    "plain, chains, no final noise": lambda: plain_tokens(
+        chains=CHAINS, final_noise=False, num_iter=3
+    ),
     "self, groups, guided, prefill": lambda: outer_tokens(
         ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
     ),
-    "self, adaptive, chains": lambda: outer_tokens(ahead(gamma=4, draft_cost=0.2), chains=CHAINS),
+    "self, adaptive, chains": lambda: outer_tokens(
+        ahead(gamma=4, draft_cost=0.2), chains=CHAINS
+    ),
     "self, coupled, groups, guided, chains": lambda: outer_tokens(
         ahead(gamma=3, criterion=CoupledCriterion), num_iter=3, cfg=1.5, chains=CHAINS
     ),
-    "draft, path, far, guided": lambda: outer_tokens(ahead(gamma=3), draft=FAR, cfg=2.0),
+    "draft, path, far, guided": lambda: outer_tokens(
+        ahead(gamma=3), draft=FAR, cfg=2.0
+    ),
     "draft, path, far, groups, guided, chains": lambda: outer_tokens(
-        ahead(gamma=2, prefill=0.3, draft_cost=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
+        ahead(gamma=2, prefill=0.3, draft_cost=0.3),
+        draft=FAR,
+        num_iter=3,
+        cfg=1.5,
+        chains=CHAINS,
     ),
     "draft, paper, Sigma = 1, unaligned, guided": lambda: outer_tokens(
-        ahead(gamma=2, sigma=False, align=False, **PAPER), draft=NEAR, num_iter=3, cfg=1.5
+        ahead(gamma=2, sigma=False, align=False, **PAPER),
+        draft=NEAR,
+        num_iter=3,
+        cfg=1.5,
     ),
     "draft, paper, widened (lossy)": lambda: outer_tokens(
         ahead(gamma=3, inner_temperature=42.0, **PAPER), draft=NEAR
@@ -145,27 +191,40 @@ IMAGE = {
 }
 
 
-def text_tokens(drafter=None, temperature=0.8, top_k=None, top_p=None, draft_scale=0.3, **options):
+def text_tokens(
+    drafter=None, temperature=0.8, top_k=None, top_p=None, draft_scale=0.3, **options
+):
     model = text_models.model()
     params = text_models.params(model)
     if drafter == "model":
         drafter = (model, text_models.near(params, scale=draft_scale))
     elif drafter == "tree":
-        drafter = text.draft_tree((model, text_models.near(params, scale=draft_scale)), (2, 2, 1))
+        drafter = text.draft_tree(
+            (model, text_models.near(params, scale=draft_scale)), (2, 2, 1)
+        )
     elif drafter == "lookup":
         drafter = text.PromptLookup(shortest=1)
     options = text.Options(
-        temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=12, stop_ids=(3,), **options
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        max_new_tokens=12,
+        stop_ids=(3,),
+        **options,
     )
     prompts = text_models.prompts(4, 5)
-    tokens, info = text.generate(jax.random.key(5), (model, params), prompts, drafter, options)
+    tokens, info = text.generate(
+        jax.random.key(5), (model, params), prompts, drafter, options
+    )
     return tokens, info.trace.marks, info.trace.lengths
 
 
 TEXT = {
     "plain": lambda: text_tokens(top_k=6, top_p=0.9),
     "greedy, model": lambda: text_tokens("model", temperature=0.0),
-    "block, adaptive, confidence": lambda: text_tokens("model", rule="block", draft_cost=0.2, confidence=0.3),
+    "block, adaptive, confidence": lambda: text_tokens(
+        "model", rule="block", draft_cost=0.2, confidence=0.3
+    ),
     "tree": lambda: text_tokens("tree", rule="tree"),
     "match": lambda: text_tokens("model", rule="match"),
     "lookup, block": lambda: text_tokens("lookup", rule="block", temperature=0.3),
@@ -173,13 +232,17 @@ TEXT = {
 }
 
 
-def masked_tokens(family="llada", method=SelfSpeculation(3), temperature=0.0, **options):
+def masked_tokens(
+    family="llada", method=SelfSpeculation(3), temperature=0.0, **options
+):
     random = np.random.default_rng(7)
     lengths = random.integers(1, 7, 4)
     prompts = masked.Prompts(random.integers(0, masked_models.MASK, (4, 6)), lengths)
     config = masked_models.CONFIGS[family]
     model = (text_models.LM(config, jnp.float64), masked_models.params_of(config, 0))
-    options = masked.Options(max_new_tokens=masked_models.PLACES, block=4, temperature=temperature, **options)
+    options = masked.Options(
+        max_new_tokens=masked_models.PLACES, block=4, temperature=temperature, **options
+    )
     tokens, info = masked.generate(jax.random.key(6), model, prompts, method, options)
     return tokens, info.trace.steps, info.trace.rounds
 
@@ -192,7 +255,9 @@ MASKED = {
     "ssd, Dream, cached": lambda: masked_tokens("dream", cached=True),
     "ssd, sets": lambda: masked_tokens(method=SelfSpeculation(4, texts=8)),
     "schedule (lossy)": lambda: masked_tokens(method=masked.Schedule(6)),
-    "schedule, Dream (lossy)": lambda: masked_tokens("dream", method=masked.Schedule(6)),
+    "schedule, Dream (lossy)": lambda: masked_tokens(
+        "dream", method=masked.Schedule(6)
+    ),
 }
 
 CASES = {
@@ -225,8 +290,12 @@ def recorded() -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("prefixes", nargs="*", default=[""], help="only cases whose names begin so")
-    parser.add_argument("--write", action="store_true", help="replace the recorded fingerprints")
+    parser.add_argument(
+        "prefixes", nargs="*", default=[""], help="only cases whose names begin so"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="replace the recorded fingerprints"
+    )
     args = parser.parse_args()
     chosen = tuple(args.prefixes)
     hashes = {name: found(name) for name in CASES if name.startswith(chosen)}
@@ -234,8 +303,12 @@ def main() -> int:
         kept = {} if chosen == ("",) else recorded()
         FILE.write_text(json.dumps(kept | hashes, indent=1) + "\n", encoding="utf-8")
         return 0
-    before = {name: value for name, value in recorded().items() if name.startswith(chosen)}
-    different = [name for name in {*before, *hashes} if before.get(name) != hashes.get(name)]
+    before = {
+        name: value for name, value in recorded().items() if name.startswith(chosen)
+    }
+    different = [
+        name for name in {*before, *hashes} if before.get(name) != hashes.get(name)
+    ]
     for name in sorted(different):
         print(f"{name}: {before.get(name)} recorded, {hashes.get(name)} found")
     print(f"{len(hashes) - len(different)} of {len(before)} fingerprints are equal")

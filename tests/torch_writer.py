@@ -1,4 +1,5 @@
-"""Writes PyTorch checkpoints without torch, honest ones and hostile ones; an array of a tree is a tensor."""
+"""Writes PyTorch checkpoints without torch, honest ones and hostile ones; an array of a
+tree is a tensor."""
 
 from __future__ import annotations
 
@@ -16,14 +17,23 @@ import ml_dtypes
 import numpy as np
 
 STORAGES = {
-    "float16": "Half", ml_dtypes.bfloat16: "BFloat16", "float32": "Float", "float64": "Double",
-    "int8": "Char", "uint8": "Byte", "int16": "Short", "int32": "Int", "int64": "Long", "bool": "Bool",
-}  # fmt: skip
+    "float16": "Half",
+    ml_dtypes.bfloat16: "BFloat16",
+    "float32": "Float",
+    "float64": "Double",
+    "int8": "Char",
+    "uint8": "Byte",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "bool": "Bool",
+}
 NAMES = {np.dtype(dtype): f"{name}Storage" for dtype, name in STORAGES.items()}
 
 
 class Tensor(NamedTuple):
-    """A tensor of another layout; strides and offset count elements of the storage, a flat array."""
+    """A tensor of another layout; strides and offset count elements of the storage, a
+    flat array."""
 
     storage: np.ndarray
     shape: tuple[int, ...]
@@ -64,7 +74,10 @@ class _Pickler(pickle.Pickler):
         known = [i for i, array in enumerate(self.storages) if array is value.array]
         if not known:
             self.storages.append(value.array)
-        key, kind = str((known or [len(self.storages) - 1])[0]), NAMES[value.array.dtype]
+        key, kind = (
+            str((known or [len(self.storages) - 1])[0]),
+            NAMES[value.array.dtype],
+        )
         reference = ("storage", _named("torch", kind), key, "cpu", value.array.size)
         return (*reference, None) if self.old else reference
 
@@ -75,7 +88,14 @@ class _Pickler(pickle.Pickler):
             value = Tensor(value.ravel(), value.shape, strides)
         if isinstance(value, Tensor):
             storage, shape, strides, offset = value
-            value = (_Storage(storage), offset, shape, strides, False, collections.OrderedDict())
+            value = (
+                _Storage(storage),
+                offset,
+                shape,
+                strides,
+                False,
+                collections.OrderedDict(),
+            )
             return _named("torch._utils", "_rebuild_tensor_v2"), value
         if isinstance(value, Call):
             return _named(value.module, value.name), value.arguments
@@ -103,7 +123,11 @@ def write(path: Path, tree: Any, *, pickle: bytes | None = None) -> None:
 def write_old(path: Path, tree: Any) -> None:
     """Writes `tree` as torch.save did before PyTorch 1.6."""
     body, storages = _pickled(tree, old=True)
-    head = (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True})
+    head = (
+        0x1950A86A20F9469CFC6C,
+        1001,
+        {"protocol_version": 1001, "little_endian": True},
+    )
     keys = [str(i) for i in range(len(storages))]
     parts = [*(pickle.dumps(one, 2) for one in head), body, pickle.dumps(keys, 2)]
     parts += [array.size.to_bytes(8, "little") + array.tobytes() for array in storages]

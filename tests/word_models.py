@@ -1,4 +1,5 @@
-"""A tiny language model whose tokens are the words w0 to w63, with a tokenizer and a chat template."""
+"""A tiny language model whose tokens are the words w0 to w63, with a tokenizer and a
+chat template."""
 
 import json
 
@@ -10,21 +11,32 @@ from cspd_jax import weights
 
 IDS = 64
 TARGET = text_models.model(
-    IDS, dtype=jnp.float32, depth=3, bos_ids=(1,), eos_ids=(2,), tie_embeddings=True, max_positions=256
+    IDS,
+    dtype=jnp.float32,
+    depth=3,
+    bos_ids=(1,),
+    eos_ids=(2,),
+    tie_embeddings=True,
+    max_positions=256,
 )
 TEMPLATE = (
-    "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}w5{% endif %}"
+    "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}{% if"
+    " add_generation_prompt %}w5{% endif %}"
 )
 
 
 def tokenizer(around="", ids=IDS):
     """around: what it puts around each text $A, such as "w1 $A"."""
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(ids)}, "w0"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in range(ids)}, "w0")
+    )
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     if around:
         special = [("w1", 1), ("w2", 2)]
-        made.post_processor = tokenizers.processors.TemplateProcessing(around, None, special)
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            around, None, special
+        )
     return made.to_str()
 
 

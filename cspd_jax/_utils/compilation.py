@@ -1,4 +1,5 @@
-"""How programs are compiled: who runs their loops, where they are cached, and how long compiling took."""
+"""How programs are compiled: who runs their loops, where they are cached, and how long
+compiling took."""
 
 from __future__ import annotations
 
@@ -14,18 +15,19 @@ from cspd_jax._utils.files import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# A GPU runs loops and conditions by itself, in its command buffers, and the host no longer reads what they
-# depend on. For your own `jax.jit(function, compiler_options=DEVICE_LOOPS)`; a jit inside another may not
-# have any.
+# A GPU runs loops and conditions by itself, in its command buffers, and the host no
+# longer reads what they depend on. For your own `jax.jit(function,
+# compiler_options=DEVICE_LOOPS)`; a jit inside another may not have any.
 DEVICE_LOOPS = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,"
-    "WHILE,CONDITIONAL"
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
+    "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
 }
 _asked = {"device_loops": False}
 
 
 def device_loops(on: bool) -> None:
-    """Has a GPU run the loops of programs that this library compiles from now on, or the host (the default).
+    """Has a GPU run the loops of programs that this library compiles from now on, or
+    the host (the default).
 
     What is drawn is the same. No GPU has been measured with it yet.
     """
@@ -37,14 +39,16 @@ def has_device_loops() -> bool:
 
 
 def outermost_jit(function: Function, **how: Any) -> Function:
-    """Jits a function with loops, by the options that `device_loops` asks for unless it is called in another
-    jit, whose options then count."""
+    """Jits a function with loops, by the options that `device_loops` asks for unless it
+    is called in another jit, whose options then count."""
     inside = jax.jit(function, **how)
     alone = jax.jit(function, compiler_options=DEVICE_LOOPS, **how)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        traced = isinstance(jnp.zeros(()), jax.core.Tracer)  # as everything is while something is traced
+        traced = isinstance(
+            jnp.zeros(()), jax.core.Tracer
+        )  # as everything is while something is traced
         if traced or not has_device_loops():
             return inside(*args, **named)
         try:
@@ -64,14 +68,16 @@ _spent = {"seconds": 0.0, "listening": False}
 
 
 def use_cache() -> None:
-    """Turns on JAX's persistent cache, in the user's cache folder unless JAX was told another one."""
+    """Turns on JAX's persistent cache, in the user's cache folder unless JAX was told
+    another one."""
     if not getattr(jax.config, "jax_compilation_cache_dir", None):
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def compile_seconds() -> float:
-    """Returns the seconds spent tracing and compiling since the first call of this function."""
+    """Returns the seconds spent tracing and compiling since the first call of this
+    function."""
     if not _spent["listening"]:
         jax.monitoring.register_event_duration_secs_listener(_add)
         _spent["listening"] = True

@@ -20,7 +20,8 @@ _SMALL = 2**16  # bytes
 
 
 def cache_folder() -> Path:
-    """Returns the user's cache: compiled programs, fetched files. It can be deleted at any time."""
+    """Returns the user's cache: compiled programs, fetched files. It can be deleted at
+    any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cspd-jax"
 
 
@@ -31,41 +32,54 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (int(name) if numbers else 0, name))
 
 
-def files_in(folder: str | Path, endings: Sequence[str], below: bool = True) -> list[Path]:
-    """Returns the files in a folder, and in those below it, whose names end so; none is hidden."""
+def files_in(
+    folder: str | Path, endings: Sequence[str], below: bool = True
+) -> list[Path]:
+    """Returns the files in a folder, and in those below it, whose names end so; none is
+    hidden."""
 
-    def refuse(error: OSError) -> None:  # without it, folders that cannot be read would be left out
+    def refuse(
+        error: OSError,
+    ) -> None:  # without it, folders that cannot be read would be left out
         raise error
 
     found = []
     for place, folders, names in os.walk(str(folder), onerror=refuse):
         folders[:] = [name for name in folders if below and not is_hidden(name)]
-        wanted = (name for name in names if name.lower().endswith(tuple(endings)) and not is_hidden(name))
+        wanted = (
+            name
+            for name in names
+            if name.lower().endswith(tuple(endings)) and not is_hidden(name)
+        )
         found += [Path(place, name) for name in wanted]
     return sorted(found)
 
 
 def is_hidden(name: str) -> bool:
-    """Says whether a system put it among the user's files: ._0.png, .ipynb_checkpoints, @eaDir."""
+    """Says whether a system put it among the user's files: ._0.png, .ipynb_checkpoints,
+    @eaDir."""
     return name.startswith(".") or name in ("@eaDir", "__MACOSX")
 
 
 @contextlib.contextmanager
 def written_beside(path: str | os.PathLike) -> Iterator[Path]:
-    """Yields a temporary path for a file or folder, which is renamed to `path` on success.
+    """Yields a temporary path for a file or folder, which is renamed to `path` on
+    success.
 
-    It lies in a new hidden folder beside `path`, so two processes never write to the same one; nothing is
-    left behind on failure.
+    It lies in a new hidden folder beside `path`, so two processes never write to the
+    same one; nothing is left behind on failure.
     """
-    with tempfile.TemporaryDirectory(dir=Path(path).absolute().parent, prefix=".") as scratch:
+    with tempfile.TemporaryDirectory(
+        dir=Path(path).absolute().parent, prefix="."
+    ) as scratch:
         partial = Path(scratch, Path(path).name)
         yield partial
         partial.replace(path)
 
 
 def mapped_files(folder: Path) -> Callable[[object, np.ndarray], np.ndarray]:
-    """Returns a function (name, array) that writes large arrays into the folder and returns them mapped, so
-    that the system can take their memory back."""
+    """Returns a function (name, array) that writes large arrays into the folder and
+    returns them mapped, so that the system can take their memory back."""
     count = itertools.count()
 
     def put(_: object, array: np.ndarray) -> np.ndarray:
@@ -91,7 +105,8 @@ def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
 
 
 def fingerprint(config: Any, params: Any, *more: Any) -> str:
-    """Returns the SHA-256 of a model's configuration and weights, and of `more` (JSON)."""
+    """Returns the SHA-256 of a model's configuration and weights, and of `more`
+    (JSON)."""
     import jax  # here, because the command line needs this module before it needs jax
 
     digest = hashlib.sha256(json.dumps([repr(config), *more]).encode())
@@ -110,17 +125,22 @@ def check_new_folder(path: str | os.PathLike) -> None:
     """Raises UserError unless `path` is an empty folder or one that can be made."""
     path = Path(path)
     if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} exists already; choose another name or remove it first")
+        raise UserError(
+            f"{path} exists already; choose another name or remove it first"
+        )
     check_writable(path)
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raises UserError unless something can be made at `path`, or in it if it is a folder: it is tried."""
+    """Raises UserError unless something can be made at `path`, or in it if it is a
+    folder: it is tried."""
     place = Path(path) if os.path.isdir(path) else Path(path).absolute().parent
     try:
         tempfile.TemporaryDirectory(dir=place, prefix=".").cleanup()
     except OSError as error:
-        raise UserError(f"{path} cannot be made: {place} is not writable ({error.strerror})") from None
+        raise UserError(
+            f"{path} cannot be made: {place} is not writable ({error.strerror})"
+        ) from None
 
 
 def next_free(prefix: str) -> Path:

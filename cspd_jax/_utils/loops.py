@@ -1,4 +1,5 @@
-"""Loops: `lax.while_loop` with a carry of few arrays, and a call on many rows in parts."""
+"""Loops: `lax.while_loop` with a carry of few arrays, and a call on many rows in
+parts."""
 
 from __future__ import annotations
 
@@ -14,13 +15,18 @@ Carry = TypeVar("Carry")
 _SMALL = 2**12  # numbers; a larger array is carried by itself
 
 
-def while_loop(cond: Callable[[Carry], jax.Array], body: Callable[[Carry], Carry], init: Carry) -> Carry:
+def while_loop(
+    cond: Callable[[Carry], jax.Array], body: Callable[[Carry], Carry], init: Carry
+) -> Carry:
     """Runs `jax.lax.while_loop` so that small arrays of one type travel as one.
 
-    On an accelerator each array that is carried is at least one kernel per trip, and often a copy.
+    On an accelerator each array that is carried is at least one kernel per trip, and
+    often a copy.
     """
     pack, unpack = _packing(init)
-    end = jax.lax.while_loop(lambda c: cond(unpack(c)), lambda c: pack(body(unpack(c))), pack(init))
+    end = jax.lax.while_loop(
+        lambda c: cond(unpack(c)), lambda c: pack(body(unpack(c))), pack(init)
+    )
     return unpack(end)
 
 
@@ -34,7 +40,9 @@ def _packing(like: Any) -> tuple[Callable, Callable]:
     def pack(carry):
         found = jax.tree.leaves(carry)
         return [
-            jnp.concatenate([found[i].reshape(-1) for i in at]) if len(at) > 1 else found[at[0]]
+            jnp.concatenate([found[i].reshape(-1) for i in at])
+            if len(at) > 1
+            else found[at[0]]
             for at in kinds.values()
         ]
 
@@ -45,7 +53,9 @@ def _packing(like: Any) -> tuple[Callable, Callable]:
             for i in at:
                 shape, _ = shapes[i]
                 size = math.prod(shape)
-                found[i] = flat if len(at) == 1 else flat[start : start + size].reshape(shape)
+                found[i] = (
+                    flat if len(at) == 1 else flat[start : start + size].reshape(shape)
+                )
                 start += size
         return jax.tree.unflatten(tree, found)
 
@@ -53,10 +63,11 @@ def _packing(like: Any) -> tuple[Callable, Callable]:
 
 
 def map_chunks(function: Callable[..., Any], most: int, *arrays: Array) -> Any:
-    """Returns function(*arrays), computed with at most `most` rows at a time, so that what is in between fits
-    into memory.
+    """Returns function(*arrays), computed with at most `most` rows at a time, so that
+    what is in between fits into memory.
 
-    arrays: [N, ...]. The function's results are a pytree of arrays [N, ...], whose rows do not depend on each
+    arrays: [N, ...]. The function's results are a pytree of arrays [N, ...], whose rows
+        do not depend on each
     other.
     """
     count = arrays[0].shape[0]

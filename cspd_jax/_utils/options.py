@@ -1,4 +1,5 @@
-"""Options as the fields of a frozen dataclass, each with its default and its meaning."""
+"""Options as the fields of a frozen dataclass, each with its default and its
+meaning."""
 
 from __future__ import annotations
 
@@ -37,9 +38,14 @@ def documented(cls: type) -> type:
 
 
 def reported(value: Any) -> Any:
-    """Turns a dataclass into JSON: its fields under their names in reports (`report` of a field's metadata,
-    where that is another one; "" leaves the field out)."""
+    """Turns a dataclass into JSON: its fields under their names in reports (`report` of
+    a field's metadata, where that is another one; "" leaves the field out)."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    names = {field.name: field.metadata.get("report", field.name) for field in dataclasses.fields(value)}
-    return {told: reported(getattr(value, name)) for name, told in names.items() if told}
+    names = {
+        field.name: field.metadata.get("report", field.name)
+        for field in dataclasses.fields(value)
+    }
+    return {
+        told: reported(getattr(value, name)) for name, told in names.items() if told
+    }

@@ -1,5 +1,5 @@
-"""The command line. A verb is a module whose docstring is its description, with `add_flags(parser)` and
-`run(args)`, imported when it is used."""
+"""The command line. A verb is a module whose docstring is its description, with
+`add_flags(parser)` and `run(args)`, imported when it is used."""
 
 from __future__ import annotations
 
@@ -18,14 +18,29 @@ VERBS = {  # where each is, and what it does
     "generate": ("cli.generate", "generate images"),
     "text": ("cli.text", "generate text with a causal language model"),
     "masked": ("cli.masked", "generate text with a masked-diffusion language model"),
-    "convert": ("cli.convert", "make a checkpoint folder from a published checkpoint, without PyTorch"),
-    "info": ("cli.info", "say kind, sizes, number of parameters, dtype and SHA-256 of a checkpoint"),
+    "convert": (
+        "cli.convert",
+        "make a checkpoint folder from a published checkpoint, without PyTorch",
+    ),
+    "info": (
+        "cli.info",
+        "say kind, sizes, number of parameters, dtype and SHA-256 of a checkpoint",
+    ),
     "train": ("cli.train", "train a model"),
     "distill": ("cli.distill", "train a draft for a target"),
-    "calibrate": ("cli.calibrate", "fit what drafts denoising steps, or moves of masked text"),
+    "calibrate": (
+        "cli.calibrate",
+        "fit what drafts denoising steps, or moves of masked text",
+    ),
     "sample": ("tools.sample", "generate many images, for an evaluation"),
-    "evaluate": ("tools.evaluation.evaluate", "measure how good images on disk are (FID)"),
-    "demo": ("tools.demo", "serve a page that shows plain and exact speculative generation side by side"),
+    "evaluate": (
+        "tools.evaluation.evaluate",
+        "measure how good images on disk are (FID)",
+    ),
+    "demo": (
+        "tools.demo",
+        "serve a page that shows plain and exact speculative generation side by side",
+    ),
 }
 _EXTRAS = {"gradio": "demo", "matplotlib": "train", "scipy": "train"}  # imported late
 
@@ -39,11 +54,14 @@ def make_parser() -> Parser:
         epilog=f"commands, each with a --help of its own:\n{told}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"cspd-jax {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"cspd-jax {__version__}"
+    )
     parser.add_argument(
         "--distributed",
         metavar="WHERE",
-        help="this is one of several processes: auto (found from SLURM, Open MPI, Cloud TPU, Kubernetes), or"
+        help="this is one of several processes: auto (found from SLURM, Open MPI, Cloud"
+        " TPU, Kubernetes), or"
         " HOST:PORT,I,N for process I of N",
     )
     parser.add_argument("command", choices=VERBS, metavar="COMMAND")
@@ -60,7 +78,8 @@ def parser_of(verb: str) -> tuple[Any, Parser]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, or 2 with one sentence on standard error for what the caller can mend."""
+    """Runs a command; returns 0, or 2 with one sentence on standard error for what the
+    caller can mend."""
     try:
         first = make_parser().parse_args(argv)
         module, parser = parser_of(first.command)
@@ -83,11 +102,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _sentence(error: Exception) -> str:
-    """Returns what the caller can mend; raises the error again if it is a mistake of the program."""
+    """Returns what the caller can mend; raises the error again if it is a mistake of
+    the program."""
     if isinstance(error, UserError | OSError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        return f'{error.name} is missing; this needs pip install "cspd-jax[{_EXTRAS[error.name]}]"'
+        return (
+            f"{error.name} is missing; this needs pip install"
+            f' "cspd-jax[{_EXTRAS[error.name]}]"'
+        )
     if is_out_of_memory(error):
         return "there is too little memory for this; fewer rows side by side take less"
     raise error
@@ -101,12 +124,19 @@ def _join(where: str) -> None:
     if where != "auto":
         try:
             address, index, count = where.split(",")
-            told = {"process_id": int(index), "num_processes": int(count), "coordinator_address": address}
+            told = {
+                "process_id": int(index),
+                "num_processes": int(count),
+                "coordinator_address": address,
+            }
         except ValueError:
-            raise UserError(f"--distributed {where} is neither auto nor HOST:PORT,I,N") from None
+            raise UserError(
+                f"--distributed {where} is neither auto nor HOST:PORT,I,N"
+            ) from None
     jax.distributed.initialize(**told, heartbeat_timeout_seconds=10)
     first = jax.process_index() == 0
     if first:
         sys.stdout = os.fdopen(os.dup(1), "w")
-    # What the runtime itself prints to the standard output does not belong to the results.
+    # What the runtime itself prints to the standard output does not belong to the
+    # results.
     os.dup2(2 if first else os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,5 @@
-"""What `generate` and `sample` share: the flags of image models, and the request that they stand for."""
+"""What `generate` and `sample` share: the flags of image models, and the request that
+they stand for."""
 
 from __future__ import annotations
 
@@ -27,35 +28,68 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
-    """Adds the model, what it is asked for, and how it is sampled. classes: those without --labels."""
+    """Adds the model, what it is asked for, and how it is sampled. classes: those
+    without --labels."""
     what = parser.add_argument_group("what to generate")
     what.add_argument(
         "--target",
         default="words",
         metavar="MODEL",
-        help="words, words-draft, words-causal (pages of words), default, default-draft, default-causal"
-        " (glyphs of digits), mar-base, mar-large, mar-huge, or a checkpoint folder (default: words)",
+        help="words, words-draft, words-causal (pages of words), default,"
+        " default-draft, default-causal"
+        " (glyphs of digits), mar-base, mar-large, mar-huge, or a checkpoint folder"
+        " (default: words)",
     )
-    what.add_argument("--vae", metavar="MODEL", help="autoencoder that decodes latents: kl16 or a folder")
-    what.add_argument("--labels", metavar="LIST", help=f"numbers, as 0-2,5, or names (default: {classes})")
-    what.add_argument("--batch", type=int, default=64, help="images generated together (default: 64)")
+    what.add_argument(
+        "--vae",
+        metavar="MODEL",
+        help="autoencoder that decodes latents: kl16 or a folder",
+    )
+    what.add_argument(
+        "--labels",
+        metavar="LIST",
+        help=f"numbers, as 0-2,5, or names (default: {classes})",
+    )
+    what.add_argument(
+        "--batch", type=int, default=64, help="images generated together (default: 64)"
+    )
     add_common(what)
-    asked = parser.add_argument_group("prompts, for a target that makes images from text (NextStep-1)")
-    asked.add_argument("--prompt", action="append", metavar="TEXT", help="what to show; may be repeated")
-    asked.add_argument("--negative", default="", metavar="TEXT", help="the unconditional prompt of --cfg")
-    asked.add_argument("--grid", type=grid, metavar="ROWSxCOLUMNS", help="tokens of an image (the model's)")
+    asked = parser.add_argument_group(
+        "prompts, for a target that makes images from text (NextStep-1)"
+    )
+    asked.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="what to show; may be repeated",
+    )
+    asked.add_argument(
+        "--negative",
+        default="",
+        metavar="TEXT",
+        help="the unconditional prompt of --cfg",
+    )
+    asked.add_argument(
+        "--grid",
+        type=grid,
+        metavar="ROWSxCOLUMNS",
+        help="tokens of an image (the model's)",
+    )
     known = parser.add_argument_group("from a picture (inpainting)")
     known.add_argument(
         "--image",
         metavar="FILE",
-        help="a PNG or JPEG to start from, which is cut and scaled to the model's size; or a folder of them,"
+        help="a PNG or JPEG to start from, which is cut and scaled to the model's size;"
+        " or a folder of them,"
         " or the samples.npz of a run, whose images are taken in turn",
     )
     known.add_argument(
         "--keep",
         metavar="REGION",
-        help=f"what of it stays; the rest is generated given that. {', '.join(NAMES)}, a box x0,y0,x1,y1 in"
-        " pixels, a share of the tokens such as 50%%, or a black and white picture (white stays). A token"
+        help=f"what of it stays; the rest is generated given that. {', '.join(NAMES)},"
+        " a box x0,y0,x1,y1 in"
+        " pixels, a share of the tokens such as 50%%, or a black and white picture"
+        " (white stays). A token"
         " stays if all of its pixels do",
     )
     _add_sampling(parser)
@@ -66,7 +100,8 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--method",
         choices=("plain", "draft", "self"),
-        help="plain: one AR step at a time; draft: a smaller model drafts several; self: the"
+        help="plain: one AR step at a time; draft: a smaller model drafts several;"
+        " self: the"
         " target drafts them itself",
     )
     add_fields(how, image.Options)
@@ -75,13 +110,25 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--anneal", type=annealing, metavar="FIRST:LAST", help=anneal)
     orders = how.add_mutually_exclusive_group()
     orders.add_argument("--order", choices=("spread",), help=order)
-    orders.add_argument("--gtr", type=int, metavar="K", help="lossy: a checkerboard, completed in K AR steps")
-    ahead = parser.add_argument_group("speculation over AR steps (--method draft or self)")
-    ahead.add_argument("--draft", metavar="MODEL", help="the smaller model that drafts, for --method draft")
+    orders.add_argument(
+        "--gtr",
+        type=int,
+        metavar="K",
+        help="lossy: a checkerboard, completed in K AR steps",
+    )
+    ahead = parser.add_argument_group(
+        "speculation over AR steps (--method draft or self)"
+    )
+    ahead.add_argument(
+        "--draft",
+        metavar="MODEL",
+        help="the smaller model that drafts, for --method draft",
+    )
     ahead.add_argument(
         "--criterion",
         choices=("path", "paper", "official"),
-        help="path: exact; paper: Algorithm 1 as printed, lossy (exact with --sigma off); official: the"
+        help="path: exact; paper: Algorithm 1 as printed, lossy (exact with --sigma"
+        " off); official: the"
         " released runner, lossy (default: path)",
     )
     add_fields(ahead, image.SelfSpeculation)
@@ -98,9 +145,13 @@ def grid(text: str) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def models_of(args: argparse.Namespace, devices: Any = None) -> tuple[ImageModel, VAE | None]:
+def models_of(
+    args: argparse.Namespace, devices: Any = None
+) -> tuple[ImageModel, VAE | None]:
     """Loads the target with its prompts, and the autoencoder that its latents need."""
-    model = hub.load(args.target, args.dtype, default_mesh(args.mesh, devices), of=ImageModel)
+    model = hub.load(
+        args.target, args.dtype, default_mesh(args.mesh, devices), of=ImageModel
+    )
     if args.prompt:
         model = prompts.ask(model, args.prompt, args.negative, grid=args.grid)
     where = args.vae or hub.own_vae(model)
@@ -110,25 +161,40 @@ def models_of(args: argparse.Namespace, devices: Any = None) -> tuple[ImageModel
     return model, vae
 
 
-def read_labels(args: argparse.Namespace, model: ImageModel, most: int | None = None) -> np.ndarray:
-    """Returns one turn of the labels: those of --labels, or the first `most` classes."""
+def read_labels(
+    args: argparse.Namespace, model: ImageModel, most: int | None = None
+) -> np.ndarray:
+    """Returns one turn of the labels: those of --labels, or the first `most`
+    classes."""
     classes = model.config.num_classes
     every = range(min(classes, most or classes))
-    return as_labels(model, labels(args.labels, classes, model.class_names) if args.labels else every)
+    return as_labels(
+        model, labels(args.labels, classes, model.class_names) if args.labels else every
+    )
 
 
-def request_of(args: argparse.Namespace, model: ImageModel, vae: VAE | None, turn: np.ndarray) -> Request:
+def request_of(
+    args: argparse.Namespace, model: ImageModel, vae: VAE | None, turn: np.ndarray
+) -> Request:
     """Returns the request that the flags stand for. turn: the label of each image."""
     method = _method_of(args, model)
     if args.window and args.denoise != "speculative":
         raise UserError("--window goes with --denoise speculative")
-    noise = {"final_noise": False} if method.needs_final_noise is False else {}  # of the released runner
+    noise = (
+        {"final_noise": False} if method.needs_final_noise is False else {}
+    )  # of the released runner
     options = from_flags(
         image.Options,
         args,
         {**noise, **model.sampling},
-        denoise=from_flags(image.ChainSpeculation, args) if args.denoise == "speculative" else "plain",
-        order=image.Spread() if args.order else Checkerboard(args.gtr) if args.gtr else None,
+        denoise=from_flags(image.ChainSpeculation, args)
+        if args.denoise == "speculative"
+        else "plain",
+        order=image.Spread()
+        if args.order
+        else Checkerboard(args.gtr)
+        if args.gtr
+        else None,
         known=_known_of(args, model, vae, len(turn)),
     )
     return Request(seed_key(args.seed), model, turn, method, options)
@@ -138,23 +204,37 @@ def _method_of(args: argparse.Namespace, model: ImageModel) -> image.Method:
     """Returns the method that the flags stand for, with its draft model loaded."""
     name = args.method or ("draft" if args.draft else "plain")
     if (name == "draft") != bool(args.draft) or (args.criterion and name != "draft"):
-        raise UserError("--method draft, --draft MODEL and --criterion go together, and with no other method")
+        raise UserError(
+            "--method draft, --draft MODEL and --criterion go together, and with no"
+            " other method"
+        )
     if name != "draft":
-        return image.Plain() if name == "plain" else from_flags(image.SelfSpeculation, args)
+        return (
+            image.Plain()
+            if name == "plain"
+            else from_flags(image.SelfSpeculation, args)
+        )
     draft = hub.load(args.draft, args.dtype, model.mesh, of=ImageModel)
     if args.criterion == "official":
         return from_flags(image.ReleasedRunner, args, draft=draft)
     paper = args.criterion == "paper"
-    criterion: Any = from_flags(image.PaperCriterion, args) if paper else image.PathCriterion()
+    criterion: Any = (
+        from_flags(image.PaperCriterion, args) if paper else image.PathCriterion()
+    )
     return from_flags(image.DraftSpeculation, args, draft=draft, criterion=criterion)
 
 
-def _known_of(args: argparse.Namespace, model: ImageModel, vae: VAE | None, images: int) -> Any:
-    """Returns what so many images know, which take the pictures of --image in turn; None without one."""
+def _known_of(
+    args: argparse.Namespace, model: ImageModel, vae: VAE | None, images: int
+) -> Any:
+    """Returns what so many images know, which take the pictures of --image in turn;
+    None without one."""
     if not args.image and not args.keep:
         return None
     if not args.image or not args.keep:
-        raise UserError("--image says what to start from, and --keep what of it stays; give both")
+        raise UserError(
+            "--image says what to start from, and --keep what of it stays; give both"
+        )
     region: Any = args.keep
     if args.keep not in NAMES and os.path.isfile(args.keep):
         region = _read(args.keep, model, "L")[..., 0] >= 128  # white
@@ -162,16 +242,26 @@ def _known_of(args: argparse.Namespace, model: ImageModel, vae: VAE | None, imag
         tokens = np.load(args.image)["tokens"]
     else:
         grey = model.config.vae_stride == 1 and model.config.latent_channels == 1
-        files = files_in(args.image, _SUFFIXES) if os.path.isdir(args.image) else [Path(args.image)]
-        pictures = np.stack([_read(file, model, "L" if grey else "RGB") for file in files])
+        files = (
+            files_in(args.image, _SUFFIXES)
+            if os.path.isdir(args.image)
+            else [Path(args.image)]
+        )
+        pictures = np.stack(
+            [_read(file, model, "L" if grey else "RGB") for file in files]
+        )
         tokens = pixels.to_tokens(model, pictures, vae)
-    return image.Known(tokens[np.arange(images) % len(tokens)], image.keep(region, model, args.seed))
+    return image.Known(
+        tokens[np.arange(images) % len(tokens)], image.keep(region, model, args.seed)
+    )
 
 
 def _read(file: str | Path, model: ImageModel, mode: str) -> np.ndarray:
     """Reads a picture, cut and scaled to the model's size, as uint8 [H, W, C]."""
     height, width = size_of(model)
     with Image.open(file, formats=("PNG", "JPEG")) as opened:
-        picture = ImageOps.exif_transpose(opened).convert(mode)  # as its camera says that it is looked at
+        picture = ImageOps.exif_transpose(opened).convert(
+            mode
+        )  # as its camera says that it is looked at
     fitted = ImageOps.fit(picture, (width, height), Image.Resampling.LANCZOS)
     return np.asarray(fitted, np.uint8).reshape(height, width, -1)

@@ -1,5 +1,5 @@
-"""What the commands `text` and `masked` share: models and prompts, the run beside its reference, and what is
-printed of both."""
+"""What the commands `text` and `masked` share: models and prompts, the run beside its
+reference, and what is printed of both."""
 
 from __future__ import annotations
 
@@ -30,22 +30,32 @@ Rows = Callable[[np.ndarray, Info], list[list[int]]]  # the ids of each text
 
 
 def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
-    """Adds the model (default: of this name), its prompts, and what every generation has."""
+    """Adds the model (default: of this name), its prompts, and what every generation
+    has."""
     parser.add_argument(
         "--target",
         "--model",
         default=default,
         metavar="MODEL",
-        help=f"{default}, a checkpoint folder (ours or Hugging Face's), or OWNER/NAME on the hub",
+        help=f"{default}, a checkpoint folder (ours or Hugging Face's), or OWNER/NAME"
+        " on the hub",
     )
     add_common(parser, "float64")
     add = functools.partial(parser.add_argument, action="append", default=[])
     add("--prompt", metavar="TEXT", help="text to continue; may be repeated")
-    add("--prompt-ids", type=tuple, metavar="I,J,...", help="a prompt as token ids; may be repeated")
+    add(
+        "--prompt-ids",
+        type=tuple,
+        metavar="I,J,...",
+        help="a prompt as token ids; may be repeated",
+    )
 
 
-def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> tuple[TextModel, Any, list[list[int]]]:
-    """Returns the model, its tokenizer, or None, and the prompts as ids; one of ours stands in for none."""
+def open_model(
+    args: argparse.Namespace, mesh: Any, causal: bool
+) -> tuple[TextModel, Any, list[list[int]]]:
+    """Returns the model, its tokenizer, or None, and the prompts as ids; one of ours
+    stands in for none."""
     if args.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     compilation.use_cache()
@@ -56,8 +66,14 @@ def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> tuple[TextM
     tokenizer: Any = load_tokenizer(model)
     texts = args.prompt or ([] if args.prompt_ids else [_DEFAULT])
     if texts and tokenizer is None:
-        raise UserError("the model has no tokenizer.json; give the prompt as --prompt-ids 1,2,3")
-    return model, tokenizer, [*(tokenizer.encode(text) for text in texts), *map(list, args.prompt_ids)]
+        raise UserError(
+            "the model has no tokenizer.json; give the prompt as --prompt-ids 1,2,3"
+        )
+    return (
+        model,
+        tokenizer,
+        [*(tokenizer.encode(text) for text in texts), *map(list, args.prompt_ids)],
+    )
 
 
 def run(
@@ -68,19 +84,30 @@ def run(
     rows: Rows,
     **told: Any,
 ) -> None:
-    """Runs the first of one or two requests, beside the second, its reference, and prints the texts and what
-    happened; or all of it as JSON. told: for the report, besides."""
+    """Runs the first of one or two requests, beside the second, its reference, and
+    prints the texts and what happened; or all of it as JSON. told: for the report,
+    besides."""
     request, *others = ways.values()
     runs = {way: functools.partial(generate, *one) for way, one in ways.items()}
     made = timed(runs, 3 if others else 1)
-    infos = {way: dataclasses.replace(info, seconds=seconds) for way, ((_, info), seconds) in made.items()}
-    tokens, *reference = (np.asarray(generated.tokens) for generated, _ in made.values())
+    infos = {
+        way: dataclasses.replace(info, seconds=seconds)
+        for way, ((_, info), seconds) in made.items()
+    }
+    tokens, *reference = (
+        np.asarray(generated.tokens) for generated, _ in made.values()
+    )
     info = next(iter(infos.values()))
     if lost := int(np.sum(np.any(tokens == NO_TOKEN, axis=1))):
-        progress(f"warning: {lost} texts end early, where the model's logits came out as NaN")
+        progress(
+            f"warning: {lost} texts end early, where the model's logits came out as NaN"
+        )
     if reference:
         same = int(np.sum(np.all(tokens == reference[0], axis=1)))
-        told[f"compared_to_{list(ways)[1]}"] = {**report.beside(infos), "identical_rows": same}
+        told[f"compared_to_{list(ways)[1]}"] = {
+            **report.beside(infos),
+            "identical_rows": same,
+        }
     ids = rows(tokens, info)
     decode = str if tokenizer is None else tokenizer.decode
     if args.json:
@@ -94,4 +121,7 @@ def run(
     progress(str(info))
     if reference:
         gain = report.in_words(report.beside(infos))
-        progress(f"beside {list(ways)[1]} decoding: {gain}; {same} of {len(tokens)} rows are identical")
+        progress(
+            f"beside {list(ways)[1]} decoding: {gain}; {same} of {len(tokens)} rows are"
+            " identical"
+        )

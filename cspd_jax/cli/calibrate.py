@@ -1,9 +1,10 @@
 """Fits what speculation with a model needs, and keeps it in the checkpoint folder.
 
-For an image model it runs a few hundred plain denoising chains and fits the drafter that generate --denoise
-speculative uses. A fit belongs to one choice of denoising steps, guidance and temperature; where it is
-missing, generate makes it. For a masked-diffusion language model it records what stepwise decoding does after
-some prompts, and stores in moves.json which sets of moves masked --texts is to try.
+For an image model it runs a few hundred plain denoising chains and fits the drafter
+that generate --denoise speculative uses. A fit belongs to one choice of denoising
+steps, guidance and temperature; where it is missing, generate makes it. For a
+masked-diffusion language model it records what stepwise decoding does after some
+prompts, and stores in moves.json which sets of moves masked --texts is to try.
 """
 
 from __future__ import annotations
@@ -31,8 +32,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="MODEL", help="a checkpoint folder")
     add_fields(parser, Options, "respacing", "cfg", "cfg_schedule", "temperature")
     texts = parser.add_argument_group("masked-diffusion language models")
-    texts.add_argument("--prompts", type=Path, metavar="FILE", help="one a line (Python's documentation)")
-    texts.add_argument("--n", type=int, default=128, help="how many of the prompts (default: 128)")
+    texts.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="one a line (Python's documentation)",
+    )
+    texts.add_argument(
+        "--n", type=int, default=128, help="how many of the prompts (default: 128)"
+    )
     add_fields(texts, masked.Options, "max_new_tokens", "block")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -41,19 +49,36 @@ def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
     compilation.use_cache()
     model = hub.load(args.target)
-    if hub.shipped_folder(args.target) or model.folder is None or not os.access(model.folder, os.W_OK):
-        raise UserError(f"{args.target} is not a checkpoint folder that can be written to; copy it first")
-    result(_texts(args, model) if isinstance(model, TextModel) else _chains(args, model), args.json)
+    if (
+        hub.shipped_folder(args.target)
+        or model.folder is None
+        or not os.access(model.folder, os.W_OK)
+    ):
+        raise UserError(
+            f"{args.target} is not a checkpoint folder that can be written to; copy it"
+            " first"
+        )
+    result(
+        _texts(args, model) if isinstance(model, TextModel) else _chains(args, model),
+        args.json,
+    )
 
 
 def _texts(args: argparse.Namespace, model: TextModel) -> dict[str, object]:
     if args.prompts is not None:
         lines = text.read_lines(args.prompts)
     else:
-        passages = [document.text for document in text.documents() if not document.held_out]
-        lines = [passage[:_BEGINNING] for passage in passages if len(passage) > _BEGINNING]
+        passages = [
+            document.text for document in text.documents() if not document.held_out
+        ]
+        lines = [
+            passage[:_BEGINNING] for passage in passages if len(passage) > _BEGINNING
+        ]
         lines = lines[:: max(1, len(lines) // args.n)]
-    prompts, out = text.prompt_ids(model, lines[: args.n]), Path(str(model.folder), sets.FILE)
+    prompts, out = (
+        text.prompt_ids(model, lines[: args.n]),
+        Path(str(model.folder), sets.FILE),
+    )
     tables = fitted(model, prompts, from_flags(masked.Options, args), progress=True)
     sets.write(out, tables)
     return {"out": str(out), "prompts": len(prompts), "texts": sorted(tables)}
@@ -62,7 +87,14 @@ def _texts(args: argparse.Namespace, model: TextModel) -> dict[str, object]:
 def _chains(args: argparse.Namespace, model: ImageModel) -> dict[str, object]:
     options = settle(model, Plain(), from_flags(Options, args, model.sampling))
     progress("calibrating")
-    drafter, out = calibration.measure(model, options), calibration.file_of(model, options)
+    drafter, out = (
+        calibration.measure(model, options),
+        calibration.file_of(model, options),
+    )
     assert out is not None
     calibration.write(out, drafter)
-    return {"out": str(out), "gains": drafter.gain.tolist(), "gains_by_f": drafter.gain_f.tolist()}
+    return {
+        "out": str(out),
+        "gains": drafter.gain.tolist(),
+        "gains_by_f": drafter.gain_f.tolist(),
+    }

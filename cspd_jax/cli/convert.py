@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from cspd_jax import hub, weights
 from cspd_jax._utils.files import check_new_folder, mapped_files
 from cspd_jax.cli._flags import progress, result
-from cspd_jax.converters.source import Options, convert, digest, make_config, open_source
+from cspd_jax.converters.source import (
+    Options,
+    convert,
+    digest,
+    make_config,
+    open_source,
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,20 +26,45 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SRC",
-        help="a .pth, .ckpt, .safetensors or .gguf file, a Hugging Face folder, mar-base, mar-large,"
+        help="a .pth, .ckpt, .safetensors or .gguf file, a Hugging Face folder,"
+        " mar-base, mar-large,"
         " mar-huge, kl16, or the OWNER/NAME of a language model on the hub",
     )
-    parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type stored")
+    parser.add_argument(
+        "destination", metavar="DST", help="the folder to make; it must not exist"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="type stored",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    group = parser.add_argument_group("what the file cannot say (flags override the file)")
+    group = parser.add_argument_group(
+        "what the file cannot say (flags override the file)"
+    )
     names = ("model_ema", "ema", "model")
-    group.add_argument("--weights", choices=names, help="those of a .pth to take (the first that it has)")
-    group.add_argument("--heads", type=tuple, metavar="ENC,DEC|N", help="attention heads (MAR, causal)")
-    group.add_argument("--patch-size", type=int, help="latents along a token's side (MAR)")
-    group.add_argument("--steps", help='respacing of the denoising, for example "100" or "ddim50" (MAR)')
-    group.add_argument("--vae-stride", type=int, help="pixels per latent; display only (MAR, 16)")
-    group.add_argument("--groups", type=int, help="groups of the normalisation (KL-16, 32)")
+    group.add_argument(
+        "--weights",
+        choices=names,
+        help="those of a .pth to take (the first that it has)",
+    )
+    group.add_argument(
+        "--heads", type=tuple, metavar="ENC,DEC|N", help="attention heads (MAR, causal)"
+    )
+    group.add_argument(
+        "--patch-size", type=int, help="latents along a token's side (MAR)"
+    )
+    group.add_argument(
+        "--steps",
+        help='respacing of the denoising, for example "100" or "ddim50" (MAR)',
+    )
+    group.add_argument(
+        "--vae-stride", type=int, help="pixels per latent; display only (MAR, 16)"
+    )
+    group.add_argument(
+        "--groups", type=int, help="groups of the normalisation (KL-16, 32)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -43,26 +74,36 @@ def run(args: argparse.Namespace) -> None:
     if not os.path.exists(path) and (path in hub.FILES or hub.is_repository(path)):
         path, origin = hub.fetch(path)
     source = open_source(path, args.weights)
-    given = Options(args.heads, args.patch_size, args.steps, args.vae_stride, args.groups)
+    given = Options(
+        args.heads, args.patch_size, args.steps, args.vae_stride, args.groups
+    )
     config, inside = make_config(source, given), source.autoencoder
     progress(f"converting {source.num_params:,} parameters of kind {source.kind}")
     if source.remark:
         progress(source.remark)
     dtype = jnp.dtype(args.dtype)
     companions = {f"tokenizer/{file.name}": file for file in source.companions}
-    with tempfile.TemporaryDirectory(dir=Path(args.destination).absolute().parent, prefix=".") as made:
+    with tempfile.TemporaryDirectory(
+        dir=Path(args.destination).absolute().parent, prefix="."
+    ) as made:
         scratch = Path(made)
         for name, content in source.tokenizer_files().items():
             file = companions[f"tokenizer/{name}"] = scratch / "tokenizer" / name
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)
-        put = mapped_files(scratch)  # larger tensors lie beside the destination, not in memory
+        put = mapped_files(
+            scratch
+        )  # larger tensors lie beside the destination, not in memory
         params = convert(source, config, dtype, put)
         if inside is not None:  # an autoencoder, which becomes a folder in the folder
             folder, its_config = scratch / hub.AUTOENCODER, make_config(inside)
             vae = convert(inside, its_config, dtype, put)
-            weights.save(folder, inside.kind, its_config, vae, source=(origin, digest(inside)))
-            companions |= {f"{hub.AUTOENCODER}/{file.name}": file for file in folder.iterdir()}
+            weights.save(
+                folder, inside.kind, its_config, vae, source=(origin, digest(inside))
+            )
+            companions |= {
+                f"{hub.AUTOENCODER}/{file.name}": file for file in folder.iterdir()
+            }
         description = weights.save(
             args.destination,
             source.kind,

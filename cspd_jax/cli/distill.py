@@ -1,7 +1,8 @@
-"""Trains a draft that imitates the denoising steps of TARGET (for text, its distributions of the next token).
+"""Trains a draft that imitates the denoising steps of TARGET (for text, its
+distributions of the next token).
 
-It does so in the folder OUT like `cspd-jax train`, and reports how often its tokens would be accepted.
-Without --init the first half of the steps learn the data.
+It does so in the folder OUT like `cspd-jax train`, and reports how often its tokens
+would be accepted. Without --init the first half of the steps learn the data.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ from cspd_jax.training.data.folder import Folder
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
-    parser.add_argument("--target", metavar="MODEL", help="the target (the embedded one of this kind)")
-    parser.add_argument("--preset", help="a named run; an unknown name lists them (default: glyphs-draft)")
+    parser.add_argument(
+        "--target", metavar="MODEL", help="the target (the embedded one of this kind)"
+    )
+    parser.add_argument(
+        "--preset",
+        help="a named run; an unknown name lists them (default: glyphs-draft)",
+    )
     add_run_flags(parser)
     texts = parser.add_argument_group("language models")
     texts.add_argument(
@@ -32,12 +38,32 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         dest="origin",
         choices=("data", "target", "both"),
         default="data",
-        help="learn on rows of the data, on the target's own, or on both in turn (data)",
+        help="learn on rows of the data, on the target's own, or on both in turn"
+        " (data)",
     )
-    texts.add_argument("--samples", type=int, default=4096, help="rows, or answers, of the target (4096)")
-    texts.add_argument("--states", action="store_true", help="train a head that reads the target's states")
-    texts.add_argument("--prompts", metavar="FILE", type=Path, help="what a head's target answers, by line")
-    texts.add_argument("--ids", type=int, default=8192, help="a head has so many of the most frequent (8192)")
+    texts.add_argument(
+        "--samples",
+        type=int,
+        default=4096,
+        help="rows, or answers, of the target (4096)",
+    )
+    texts.add_argument(
+        "--states",
+        action="store_true",
+        help="train a head that reads the target's states",
+    )
+    texts.add_argument(
+        "--prompts",
+        metavar="FILE",
+        type=Path,
+        help="what a head's target answers, by line",
+    )
+    texts.add_argument(
+        "--ids",
+        type=int,
+        default=8192,
+        help="a head has so many of the most frequent (8192)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -49,28 +75,43 @@ def run(args: argparse.Namespace) -> None:
     target, mesh = args.target, default_mesh(args.mesh)
     if isinstance(config, HeadTrainConfig):
         if target is None or args.prompts is None:
-            raise UserError("a head learns from a target's answers to prompts: give --target and --prompts")
+            raise UserError(
+                "a head learns from a target's answers to prompts: give --target and"
+                " --prompts"
+            )
         answers = args.prompts, args.samples, args.ids
         report = recipes.distill_head(config, args.out, target, *answers, mesh)
     else:
         causal = getattr(config.model, "causal", None)
-        shipped = {None: "default", True: "text-default", False: "masked-default"}[causal]
+        shipped = {None: "default", True: "text-default", False: "masked-default"}[
+            causal
+        ]
         told = {"origin": args.origin, "samples": args.samples, "mesh": mesh}
         report = recipes.train(config, args.out, args.init, target or shipped, **told)
     finish(args, report)
 
 
 def _of_target(args: argparse.Namespace):
-    """Returns the settings of a draft that fits the target, on what that was trained on or on --data."""
-    outline = None if args.target is None or args.target in hub.NAMES else hub.describe(args.target)
+    """Returns the settings of a draft that fits the target, on what that was trained on
+    or on --data."""
+    outline = (
+        None
+        if args.target is None or args.target in hub.NAMES
+        else hub.describe(args.target)
+    )
     if outline is None or not isinstance(outline.config, MARConfig):
         return presets.preset("glyphs-draft")
     trained = outline.metadata.get("extra", {}).get("training")
     if args.data is not None:
         channels = outline.config.token_dim // outline.config.patch_size**2
-        data: Any = Folder(os.path.abspath(args.data), outline.config.image_size, channels)
+        data: Any = Folder(
+            os.path.abspath(args.data), outline.config.image_size, channels
+        )
     elif trained is None or trained["data_kind"] not in DATA:
-        raise UserError(f"what {args.target} was trained on is not known here; give --data, or a --preset")
+        raise UserError(
+            f"what {args.target} was trained on is not known here; give --data, or a"
+            " --preset"
+        )
     else:
         data = data_from_json(trained)
     return presets.draft_of(outline.config, data)

@@ -1,7 +1,8 @@
 """Generates images.
 
-Writes samples.png (a labelled grid), samples.npz and report.json to a new folder and prints its name. Without
-a method it measures which exact one is the fastest on this machine, and takes it.
+Writes samples.png (a labelled grid), samples.npz and report.json to a new folder and
+prints its name. Without a method it measures which exact one is the fastest on this
+machine, and takes it.
 """
 
 from __future__ import annotations
@@ -37,9 +38,17 @@ _MOST_SHOWN = 400  # images of a picture
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     _images.add_flags(parser, f"the first {_CLASSES} classes")
-    parser.add_argument("--n", type=int, default=4, help="images per label (default: 4)")
-    parser.add_argument("--out", metavar="DIR", help=f"new output folder (default: the next {PREFIX}-0001)")
-    parser.add_argument("--compare", action="store_true", help="run and time the plain sampler as well")
+    parser.add_argument(
+        "--n", type=int, default=4, help="images per label (default: 4)"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help=f"new output folder (default: the next {PREFIX}-0001)",
+    )
+    parser.add_argument(
+        "--compare", action="store_true", help="run and time the plain sampler as well"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -50,9 +59,13 @@ def run(args: argparse.Namespace) -> None:
     model, vae = _images.models_of(args)
     turn = _images.read_labels(args, model, None if args.prompt else _CLASSES)
     request = _images.request_of(args, model, vae, np.tile(turn, args.n))
-    choose = not (args.method or args.draft or args.denoise or request.options.shortcuts)
+    choose = not (
+        args.method or args.draft or args.denoise or request.options.shortcuts
+    )
     if choose:
-        request = _speculative(request) if args.compare else _fastest(request, args.batch)
+        request = (
+            _speculative(request) if args.compare else _fastest(request, args.batch)
+        )
     made = image.compare(*request) if args.compare else _timed(request, args.batch)
     if jax.process_index() == 0:
         told = _save(args, request, vae, folder, made)
@@ -62,23 +75,29 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _speculative(request: Request) -> Request:
-    """Returns the request with speculation over tokens, where the model has it, and along the chains."""
+    """Returns the request with speculation over tokens, where the model has it, and
+    along the chains."""
     causal = isinstance(request.model.network, image.CausalTokenModel)
     options = dataclasses.replace(request.options, denoise=image.ChainSpeculation(8))
-    return request._replace(method=image.Plain() if causal else image.SelfSpeculation(), options=options)
+    return request._replace(
+        method=image.Plain() if causal else image.SelfSpeculation(), options=options
+    )
 
 
 def _fastest(request: Request, batch: int) -> Request:
     """Returns the fastest exact request for the images."""
     progress("measuring which exact method is fastest here")
     unknown = dataclasses.replace(request.options, known=None)
-    found = chosen(image.fastest(request.key, request.model, request.labels[:batch], unknown))
+    found = chosen(
+        image.fastest(request.key, request.model, request.labels[:batch], unknown)
+    )
     options = dataclasses.replace(found.options, known=request.options.known)
     return request._replace(method=found.method, options=options)
 
 
 def _say_what_is_saved(request: Request) -> None:
-    """Says what exact speculation saves on the first few images, whether it is faster here or not."""
+    """Says what exact speculation saves on the first few images, whether it is faster
+    here or not."""
     options = dataclasses.replace(request.options, known=None)
     few = _speculative(request._replace(labels=request.labels[:2], options=options))
     found = {name: info for name, (_, info) in image.compare(*few, repeats=1).items()}
@@ -91,7 +110,8 @@ def _say_what_is_saved(request: Request) -> None:
 def _timed(request: Request, batch: int) -> dict[str, tuple[np.ndarray, Info]]:
     """Makes the images; their seconds are without compilation."""
     start, compiled = time.perf_counter(), compilation.compile_seconds()
-    # A batch is one jitted call, or some where a bar on a terminal is to move within it.
+    # A batch is one jitted call, or some where a bar on a terminal is to move within
+    # it.
     made, info = image.generate(*request, rows=batch, progress=sys.stderr.isatty())
     tokens = np.asarray(made)
     seconds = time.perf_counter() - start - (compilation.compile_seconds() - compiled)
@@ -106,19 +126,32 @@ def _save(
     folder: Path,
     made: dict[str, tuple[np.ndarray, Info]],
 ) -> dict[str, Any]:
-    """Writes the images, their pictures and the report, which it returns, and says what was saved."""
+    """Writes the images, their pictures and the report, which it returns, and says what
+    was saved."""
     (way, (tokens, info)), *_ = made.items()
-    model, labels, marks = request.model, np.asarray(request.labels), np.asarray(info.trace.marks)
+    model, labels, marks = (
+        request.model,
+        np.asarray(request.labels),
+        np.asarray(info.trace.marks),
+    )
     finite = np.isfinite(tokens).all(axis=(1, 2))
     if not finite.any():
         raise UserError(
-            "every image came out as NaN or infinity, so nothing was written: the model diverged; try a"
+            "every image came out as NaN or infinity, so nothing was written: the model"
+            " diverged; try a"
             " lower --temperature or --cfg"
         )
-    arrays = {"labels": labels, "tokens": tokens, "accepted": marks > 0, "tested": marks != 0}
+    arrays = {
+        "labels": labels,
+        "tokens": tokens,
+        "accepted": marks > 0,
+        "tested": marks != 0,
+    }
     captions, pages = [model.class_name(label) for label in labels[:_MOST_SHOWN]], {}
     if info.tested.shape[1]:
-        pages["accepted.png"] = pictures.acceptance_maps(marks != 0, marks > 0, captions)
+        pages["accepted.png"] = pictures.acceptance_maps(
+            marks != 0, marks > 0, captions
+        )
     if vae is not None or model.config.vae_stride == 1:
         arrays["arr_0"] = pixels.to_images(model, tokens, vae)
         columns = min(20, len(labels) // args.n)
@@ -126,22 +159,34 @@ def _save(
         pages["samples.png"] = show(arrays["arr_0"])
         if args.compare:
             plain = show(pixels.to_images(model, made["plain"][0], vae))
-            sides = [("plain", plain), (f"{way}{'' if info.exact else ' (lossy)'}", pages["samples.png"])]
+            sides = [
+                ("plain", plain),
+                (f"{way}{'' if info.exact else ' (lossy)'}", pages["samples.png"]),
+            ]
             pages["compared.png"] = pictures.titled(sides, across=True)
     else:
-        progress("the model makes latents and no --vae was given: samples.npz holds latents, no picture")
+        progress(
+            "the model makes latents and no --vae was given: samples.npz holds latents,"
+            " no picture"
+        )
         arrays["latents"] = pixels.to_latents(model, tokens)
     told = _report(args, request, info) | {"non_finite": int((~finite).sum())}
     if args.compare:
-        told["compared_to_plain"] = report.beside({name: made[name][1] for name in (way, "plain")})
+        told["compared_to_plain"] = report.beside(
+            {name: made[name][1] for name in (way, "plain")}
+        )
     folder.mkdir(exist_ok=True)
     np.savez(folder / "samples.npz", **arrays)
     for name, page in pages.items():
         page.save(folder / name)
-    (folder / "report.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    (folder / "report.json").write_text(
+        json.dumps(told, indent=2) + "\n", encoding="utf-8"
+    )
     progress(f"{len(labels)} images are in {folder}: {way}, {report.cost(info)}")
     if args.compare:
-        progress(f"beside the plain sampler: {report.in_words(told['compared_to_plain'])}")
+        progress(
+            f"beside the plain sampler: {report.in_words(told['compared_to_plain'])}"
+        )
     return told
 
 
@@ -157,7 +202,9 @@ def _report(args: argparse.Namespace, request: Request, info: Info) -> dict[str,
         criterion=method.criterion_name,
         speculation=method.describe(),
         draft=None if draft is None else report.identity(draft),
-        chains=None if settled.chain is None else {name: int(np.sum(a)) for name, a in chains.items()},
+        chains=None
+        if settled.chain is None
+        else {name: int(np.sum(a)) for name, a in chains.items()},
         batch=args.batch,
         seed=args.seed,
     )

@@ -16,7 +16,9 @@ from cspd_jax.weights import read_description
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
-    parser.add_argument("path", metavar="PATH", help="a model's name or folder, or what convert takes")
+    parser.add_argument(
+        "path", metavar="PATH", help="a model's name or folder, or what convert takes"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -28,6 +30,10 @@ def run(args: argparse.Namespace) -> None:
         found["config"] = dataclasses.asdict(found["config"])
     else:
         source = open_source(path)
-        found = {"kind": source.kind, "dtype": source.dtype, "params": source.num_params}
+        found = {
+            "kind": source.kind,
+            "dtype": source.dtype,
+            "params": source.num_params,
+        }
         found["source_sha256"] = digest(source)
     result({"path": os.path.abspath(path), **found}, args.json)

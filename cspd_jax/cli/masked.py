@@ -1,8 +1,9 @@
-"""Fills the places after each prompt with a masked-diffusion language model, and prints the text.
+"""Fills the places after each prompt with a masked-diffusion language model, and prints
+the text.
 
-Places are filled in the order of the model's own confidence. The method ssd drafts several moves per pass and
-accepts those that stepwise decoding would make, so its text is the same. Without arguments it runs the
-byte-level model that comes with the package.
+Places are filled in the order of the model's own confidence. The method ssd drafts
+several moves per pass and accepts those that stepwise decoding would make, so its text
+is the same. Without arguments it runs the byte-level model that comes with the package.
 """
 
 from __future__ import annotations
@@ -28,35 +29,51 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=("ssd", "stepwise", "schedule", "auto"),
         default="ssd",
-        help="ssd: self-speculation (default); stepwise: its reference, one token per step; schedule: several"
-        " tokens per step as published with the model, which is lossy; auto: ssd or stepwise, whichever a"
+        help="ssd: self-speculation (default); stepwise: its reference, one token per"
+        " step; schedule: several"
+        " tokens per step as published with the model, which is lossy; auto: ssd or"
+        " stepwise, whichever a"
         " short measurement finds faster here",
     )
     for cls in (masked.Options, masked.SelfSpeculation, masked.Schedule):
         add_fields(how, cls)
-    how.add_argument("--exact-bits", action="store_true", help="compare by passes that round alike")
-    how.add_argument("--no-compare", action="store_true", help="do not run stepwise decoding as well")
+    how.add_argument(
+        "--exact-bits", action="store_true", help="compare by passes that round alike"
+    )
+    how.add_argument(
+        "--no-compare", action="store_true", help="do not run stepwise decoding as well"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
-    model, tokenizer, prompts = _texts.open_model(args, default_mesh(args.mesh), causal=False)
+    model, tokenizer, prompts = _texts.open_model(
+        args, default_mesh(args.mesh), causal=False
+    )
     options = from_flags(masked.Options, args)
-    options = dataclasses.replace(options, block=min(options.block, options.max_new_tokens))
-    request = masked.Request(seed_key(args.seed), model, prompts, _method(args, options), options)
+    options = dataclasses.replace(
+        options, block=min(options.block, options.max_new_tokens)
+    )
+    request = masked.Request(
+        seed_key(args.seed), model, prompts, _method(args, options), options
+    )
     if args.method == "auto":
         request = chosen(masked.fastest(request.key, model, prompts, options))
     way = request.method
     ways = {way.name: request}
     if not isinstance(way, masked.Stepwise) and not args.no_compare:
-        like = way if isinstance(way, masked.SelfSpeculation) and args.exact_bits else None
+        like = (
+            way if isinstance(way, masked.SelfSpeculation) and args.exact_bits else None
+        )
         ways["stepwise"] = request._replace(method=masked.Stepwise(like))
 
     def rows(tokens: Any, _: Any) -> list[list[int]]:
         goes_on = lambda token: token not in model.config.eos_ids
         return [list(itertools.takewhile(goes_on, row)) for row in tokens.tolist()]
 
-    _texts.run(args, tokenizer, ways, masked.generate, rows, method=way.name, way=reported(way))
+    _texts.run(
+        args, tokenizer, ways, masked.generate, rows, method=way.name, way=reported(way)
+    )
 
 
 def _method(args: argparse.Namespace, options: masked.Options) -> masked.Method:

@@ -1,7 +1,9 @@
-"""Continues prompts by speculative decoding with a causal language model, and prints the text.
+"""Continues prompts by speculative decoding with a causal language model, and prints
+the text.
 
-Without arguments it runs the byte-level models that come with the package, which were trained on the
-documentation of Python's standard library, and compares speculative with plain decoding.
+Without arguments it runs the byte-level models that come with the package, which were
+trained on the documentation of Python's standard library, and compares speculative with
+plain decoding.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ from cspd_jax.networks.quantised import quantise
 from cspd_jax.parallel import default_mesh
 
 METHODS = {
-    "plain": None, "speculative": "google", "block": "block", "match": "match",
-    "tree": "tree", "auto": "block",
-}  # fmt: skip
+    "plain": None,
+    "speculative": "google",
+    "block": "block",
+    "match": "match",
+    "tree": "tree",
+    "auto": "block",
+}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +37,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
         metavar="MODEL|int8|int4|lookup",
-        help="another model, a head that reads the target's states (cspd-jax distill --states), the target's"
+        help="another model, a head that reads the target's states (cspd-jax distill"
+        " --states), the target's"
         " own weights in 8 or 4 bits, or copies from the text so far"
         " (default: text-default-draft for text-default, otherwise lookup)",
     )
@@ -39,27 +46,42 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--method",
         choices=METHODS,
-        help="block (default): verify the whole draft at once; plain; speculative: verify token"
-        " by token; match: reproduce the very tokens of plain sampling; tree: verify three candidates for the"
-        " next token, two for the one after each, and one more; auto: block or plain, and how many drafts,"
-        " whichever a short measurement finds faster here. All of them sample from the same distribution as"
+        help="block (default): verify the whole draft at once; plain; speculative:"
+        " verify token"
+        " by token; match: reproduce the very tokens of plain sampling; tree: verify"
+        " three candidates for the"
+        " next token, two for the one after each, and one more; auto: block or plain,"
+        " and how many drafts,"
+        " whichever a short measurement finds faster here. All of them sample from the"
+        " same distribution as"
         " plain decoding",
     )
     add_fields(how, text.Options)
-    how.add_argument("--no-stop", action="store_true", help="continue past the end-of-text token")
-    how.add_argument("--compare", action="store_true", help="also run and time plain decoding")
+    how.add_argument(
+        "--no-stop", action="store_true", help="continue past the end-of-text token"
+    )
+    how.add_argument(
+        "--compare", action="store_true", help="also run and time plain decoding"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
-    compare = args.compare or not (args.method or args.draft or args.prompt or args.prompt_ids)
+    compare = args.compare or not (
+        args.method or args.draft or args.prompt or args.prompt_ids
+    )
     if args.method is None:
         args.method = "match" if args.exact_bits and args.temperature else "block"
     # A head drafts on one device.
     mesh = None if _is_head(args.draft) and not args.mesh else default_mesh(args.mesh)
     target, tokenizer, prompts = _texts.open_model(args, mesh, causal=True)
     args.draft = None if args.method == "plain" else args.draft or default_draft(target)
-    options = from_flags(text.Options, args, rule=METHODS[args.method], stop_ids=() if args.no_stop else None)
+    options = from_flags(
+        text.Options,
+        args,
+        rule=METHODS[args.method],
+        stop_ids=() if args.no_stop else None,
+    )
     key = seed_key(args.seed) if options.temperature else None
     request = text.Request(key, target, prompts, _drafter(args, target), options)
     if args.method == "auto":
@@ -72,7 +94,9 @@ def run(args: argparse.Namespace) -> None:
         spans = zip(tokens.tolist(), prompts, info.trace.lengths.tolist())
         return [row[len(prompt) : end] for row, prompt, end in spans]
 
-    _texts.run(args, tokenizer, ways, text.generate, rows, method=args.method, draft=args.draft)
+    _texts.run(
+        args, tokenizer, ways, text.generate, rows, method=args.method, draft=args.draft
+    )
 
 
 def default_draft(target: TextModel) -> str:
@@ -94,14 +118,22 @@ def load_drafter(name: str, target: TextModel, dtype: str) -> Any:
 
 
 def _drafter(args: argparse.Namespace, target: TextModel) -> Any:
-    drafter: Any = None if args.draft is None else load_drafter(args.draft, target, args.dtype)
+    drafter: Any = (
+        None if args.draft is None else load_drafter(args.draft, target, args.dtype)
+    )
     if args.method != "tree":
         return drafter
     if isinstance(drafter, text.PromptLookup):
-        raise UserError("look-up makes no trees; give a model as --draft with --method tree")
+        raise UserError(
+            "look-up makes no trees; give a model as --draft with --method tree"
+        )
     make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
     return make(drafter, (3, 2, 1))
 
 
 def _is_head(name: str | None) -> bool:
-    return name is not None and os.path.isdir(name) and isinstance(hub.describe(name), HeadModel)
+    return (
+        name is not None
+        and os.path.isdir(name)
+        and isinstance(hub.describe(name), HeadModel)
+    )

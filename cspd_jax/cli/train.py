@@ -1,7 +1,8 @@
 """Trains a model in the folder OUT.
 
-There are checkpoints/ and metrics.jsonl while it runs, and at the end model/, a checkpoint folder of the
-averaged weights. The same command goes on with a run that was stopped.
+There are checkpoints/ and metrics.jsonl while it runs, and at the end model/, a
+checkpoint folder of the averaged weights. The same command goes on with a run that was
+stopped.
 """
 
 from __future__ import annotations
@@ -24,21 +25,30 @@ _SHORTCUTS = ("batch", "seed", "learning_rate")
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
-    parser.add_argument("--preset", help="a named run; an unknown name lists them (default: glyphs)")
+    parser.add_argument(
+        "--preset", help="a named run; an unknown name lists them (default: glyphs)"
+    )
     add_run_flags(parser)
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of every command that trains."""
-    parser.add_argument("--out", required=True, metavar="OUT", type=Path, help="folder of the run")
-    parser.add_argument("--init", metavar="MODEL", help="a model of the same sizes to start from")
+    parser.add_argument(
+        "--out", required=True, metavar="OUT", type=Path, help="folder of the run"
+    )
+    parser.add_argument(
+        "--init", metavar="MODEL", help="a model of the same sizes to start from"
+    )
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="a folder of images, with a sub-folder for each class if there are several; without --preset"
+        help="a folder of images, with a sub-folder for each class if there are"
+        " several; without --preset"
         " learned at the images' own size, up to 64 x 64",
     )
-    parser.add_argument("--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2")
+    parser.add_argument(
+        "--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2"
+    )
     parser.add_argument("--steps", type=int, help="length of the run")
     parser.add_argument("--batch", type=int, help="images (or rows of text) per step")
     parser.add_argument("--seed", help="seed of the run")
@@ -48,7 +58,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="change any setting, such as data.rotation=4; repeatable; an unknown name lists them",
+        help="change any setting, such as data.rotation=4; repeatable; an unknown name"
+        " lists them",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -56,10 +67,16 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
     own = args.data is not None and args.preset is None
-    preset = presets.of_folder(os.path.abspath(args.data)) if own else presets.preset(args.preset or "glyphs")
+    preset = (
+        presets.of_folder(os.path.abspath(args.data))
+        if own
+        else presets.preset(args.preset or "glyphs")
+    )
     config = configured(args, preset)
     if isinstance(config, HeadTrainConfig):
-        raise UserError("a head learns from its target: cspd-jax distill --states trains one")
+        raise UserError(
+            "a head learns from its target: cspd-jax distill --states trains one"
+        )
     report = recipes.train(config, args.out, args.init, mesh=default_mesh(args.mesh))
     finish(args, report)
 
@@ -67,7 +84,11 @@ def run(args: argparse.Namespace) -> None:
 def configured(args: argparse.Namespace, config: Any) -> Any:
     """Returns the settings as the options change them."""
     settings = [] if args.data is None else [f"data.root={os.path.abspath(args.data)}"]
-    settings += [f"{name}={value}" for name in _SHORTCUTS if (value := getattr(args, name)) is not None]
+    settings += [
+        f"{name}={value}"
+        for name in _SHORTCUTS
+        if (value := getattr(args, name)) is not None
+    ]
     if args.steps is not None:
         config = in_steps(config, args.steps)
     return with_settings(config, [*settings, *args.set])

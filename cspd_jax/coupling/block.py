@@ -1,23 +1,28 @@
-"""Block verification of a path of Gaussian transitions, exact where their variances differ.
+"""Block verification of a path of Gaussian transitions, exact where their variances
+differ.
 
 Testing drafts together keeps more of them than testing one after the other. With
 
-    pi_0 = 1,    pi_i = min(1, pi_{i-1} p_i(x_i) / q_i(x_i)),    S_i = int (pi_i p_{i+1} - q_{i+1})_+,
+    pi_0 = 1,    pi_i = min(1, pi_{i-1} p_i(x_i) / q_i(x_i)),    S_i = int (pi_i p_{i+1}
+    - q_{i+1})_+,
 
-the first i of M drafts are kept, for the largest i whose coin falls heads with probability
-S_i / (S_i + 1 - pi_i) (pi_M for i = M), and the state after them is drawn from the residual
-(pi_i p_{i+1} - q_{i+1})_+ / S_i. At least i drafts are then kept with probability E pi_i, the most of any way
-that looks at the drafts alone (Sun et al., arXiv 2403.10444).
+the first i of M drafts are kept, for the largest i whose coin falls heads with
+probability S_i / (S_i + 1 - pi_i) (pi_M for i = M), and the state after them is drawn
+from the residual (pi_i p_{i+1} - q_{i+1})_+ / S_i. At least i drafts are then kept with
+probability E pi_i, the most of any way that looks at the drafts alone (Sun et al.,
+arXiv 2403.10444).
 
-S_i has no closed form, but it need not be known. A trial either proposes x from p_{i+1} times the bound e of
-(1 - q / p)_+ (see `residual`), or says tails, with weights pi_i E_p e and 1 - pi_i. A proposal is heads with
-probability (1 - q / (pi p))_+ / e; otherwise the trial is repeated. So heads has the probability above, and
-its x the residual's distribution.
+S_i has no closed form, but it need not be known. A trial either proposes x from p_{i+1}
+times the bound e of (1 - q / p)_+ (see `residual`), or says tails, with weights pi_i
+E_p e and 1 - pi_i. A proposal is heads with probability (1 - q / (pi p))_+ / e;
+otherwise the trial is repeated. So heads has the probability above, and its x the
+residual's distribution.
 
-Only the last coin that falls heads matters. Most coins say tails before anything is proposed; of the others
-a few are tried at a time, from the last one backwards. Each trial of each coin has random numbers of its own,
-so how many are tried at a time changes nothing but the time: on a CPU one coin, on an accelerator, where a
-trip is a launch, many.
+Only the last coin that falls heads matters. Most coins say tails before anything is
+proposed; of the others a few are tried at a time, from the last one backwards. Each
+trial of each coin has random numbers of its own, so how many are tried at a time
+changes nothing but the time: on a CPU one coin, on an accelerator, where a trip is a
+launch, many.
 """
 
 from __future__ import annotations
@@ -45,7 +50,9 @@ Array = jax.Array
 
 _UNDECIDED, _TAILS, _HEADS = 0, 1, 2
 
-MAX_TRIALS = 2**13  # of a coin, a safeguard only: heads or tails have a probability bounded below
+MAX_TRIALS = (
+    2**13
+)  # of a coin, a safeguard only: heads or tails have a probability bounded below
 _HUGE = 1e9  # a ratio that settles everything, and can still be added up
 
 
@@ -55,8 +62,8 @@ class VerifiedPath(NamedTuple):
     kept: [] the number of drafts that are kept.
     value: [d] the state after them; without meaning where all are kept.
     trips: [] trips of the loop over trials.
-    truncated: [] the value is no draw from the residual: the trials were given up, and it is the last
-        proposal, or a number was not finite, and it is the mean of p.
+    truncated: [] the value is no draw from the residual: the trials were given up, and
+        it is the last proposal, or a number was not finite, and it is the mean of p.
     """
 
     kept: Array
@@ -77,7 +84,8 @@ class _Coins(NamedTuple):
 
     open: [M] those that have not fallen, and could keep more drafts.
     tried: [M] trials of each.
-    last: [] the last that fell heads: M where all drafts are kept, -1 before there is one.
+    last: [] the last that fell heads: M where all drafts are kept, -1 before there is
+        one.
     value: [d] what it proposed.
     truncated: [] it was not decided by a trial.
     trips: []
@@ -103,8 +111,10 @@ def verify_gaussian_block(
 ) -> VerifiedPath:
     """Verifies M drafted transitions as one block.
 
-    p, q: of each transition [M, d], given the drafts before it. drafts: [M, d], the i-th from q's row i.
-    valid: [M] the drafts that there are (all); the block is of these, and counts the others as kept.
+    p, q: of each transition [M, d], given the drafts before it. drafts: [M, d], the
+        i-th from q's row i.
+    valid: [M] the drafts that there are (all); the block is of these, and counts the
+        others as kept.
     max_trials: of a coin, after which it is given up.
     together: what is tried at a time (what suits the device).
     """
@@ -118,21 +128,34 @@ def verify_gaussian_block(
     return by_device(
         *given,
         cpu=functools.partial(verify, together=Together(1, 4)),
-        accelerator=functools.partial(verify, together=Together(min(most, 8 + most // 8), 8)),
+        accelerator=functools.partial(
+            verify, together=Together(min(most, 8 + most // 8), 8)
+        ),
     )
 
 
 def _verify(
-    key: Array, p: Gaussian, q: Gaussian, drafts: Array, valid: Array, *, max_trials: int, together: Together
+    key: Array,
+    p: Gaussian,
+    q: Gaussian,
+    drafts: Array,
+    valid: Array,
+    *,
+    max_trials: int,
+    together: Together,
 ) -> VerifiedPath:
     most, dim = drafts.shape
     index = jnp.arange(most, dtype=jnp.int32)
     key_choice, key_trials = jax.random.split(key)
     log_pi = prefix_log_pi(jnp.where(valid, log_ratio(p, q, drafts), 0))
     bound = jax.vmap(envelope)(p, q)
-    finite = ~jnp.isnan(bound.mean)  # of an infinite one proposals come from p, which is right too
+    finite = ~jnp.isnan(
+        bound.mean
+    )  # of an infinite one proposals come from p, which is right too
     weights = jnp.where(finite, jnp.minimum(bound.mean, 1), 1)
-    u = unit_interval(jax.random.bits(key_choice, (most + 1,), jnp.uint32), log_pi.dtype)
+    u = unit_interval(
+        jax.random.bits(key_choice, (most + 1,), jnp.uint32), log_pi.dtype
+    )
     all_kept = accepts(u[-1], log_pi[-1])
     begun = valid & ~all_kept & ~_gives_up(u[:-1], weights, log_pi[:-1])
 
@@ -140,28 +163,47 @@ def _verify(
         at = _last_of(coins.open, together.coins)
         row = jnp.maximum(at, 0)
         trials = coins.tried[row][:, None] + jnp.arange(together.trials)
-        bits = jax.vmap(jax.vmap(functools.partial(_bits, key_trials, dim), (None, 0)))(row, trials)
+        bits = jax.vmap(jax.vmap(functools.partial(_bits, key_trials, dim), (None, 0)))(
+            row, trials
+        )
         of_these = jax.tree.map(lambda a: a[row], (p, q, bound, weights, log_pi))
         side, value = jax.vmap(_trials)(bits, *of_these)
-        given_up = (side == _UNDECIDED) & ((trials[:, -1] + 1 >= max_trials) | ~finite[row])
+        given_up = (side == _UNDECIDED) & (
+            (trials[:, -1] + 1 >= max_trials) | ~finite[row]
+        )
         side = jnp.where(at >= 0, jnp.where(given_up, _HEADS, side), _UNDECIDED)
         best = jnp.argmax(jnp.where(side == _HEADS, at, -1))
         heads = jnp.where(side[best] == _HEADS, at[best], -1)
-        fallen = jnp.zeros(most, bool).at[jnp.where(side != _UNDECIDED, at, most)].set(True, mode="drop")
+        fallen = (
+            jnp.zeros(most, bool)
+            .at[jnp.where(side != _UNDECIDED, at, most)]
+            .set(True, mode="drop")
+        )
         better = heads > coins.last
         return _Coins(
             coins.open & ~fallen & (index > heads),
-            coins.tried.at[jnp.where(at >= 0, at, most)].add(together.trials, mode="drop"),
+            coins.tried.at[jnp.where(at >= 0, at, most)].add(
+                together.trials, mode="drop"
+            ),
             jnp.maximum(heads, coins.last),
-            jnp.where(better, jnp.where(finite[row[best]], value[best], p.mean[row[best]]), coins.value),
+            jnp.where(
+                better,
+                jnp.where(finite[row[best]], value[best], p.mean[row[best]]),
+                coins.value,
+            ),
             jnp.where(better, given_up[best] | ~finite[row[best]], coins.truncated),
             coins.trips + jnp.any(coins.open),
         )
 
-    nothing = jnp.zeros(dim, jnp.result_type(p.mean, jnp.float32)), jnp.bool_(False), jnp.int32(0)
+    nothing = (
+        jnp.zeros(dim, jnp.result_type(p.mean, jnp.float32)),
+        jnp.bool_(False),
+        jnp.int32(0),
+    )
     tried = jnp.zeros(most, jnp.int32)
     coins = _Coins(begun, tried, jnp.where(all_kept, jnp.int32(most), -1), *nothing)
-    # One trip before the loop: mostly it is enough, and a loop costs an accelerator more than a trip.
+    # One trip before the loop: mostly it is enough, and a loop costs an accelerator
+    # more than a trip.
     coins = jax.lax.while_loop(lambda coins: jnp.any(coins.open), trip, trip(coins))
     return VerifiedPath(coins.last, coins.value, coins.trips, coins.truncated)
 
@@ -169,11 +211,13 @@ def _verify(
 def prefix_log_pi(log_ratios: Array) -> Array:
     """Returns log pi_0, ..., log pi_M [M + 1] for log p / q of each draft [M].
 
-    With R the running sum of the ratios, log pi_i = R_i - max(R_0, ..., R_i). What is no number is 0 / 0 of
-    nothing known, and no draft after it is kept.
+    With R the running sum of the ratios, log pi_i = R_i - max(R_0, ..., R_i). What is
+    no number is 0 / 0 of nothing known, and no draft after it is kept.
     """
     (log_ratios,) = at_least_float32(log_ratios)
-    ratios = jnp.where(jnp.isnan(log_ratios), -_HUGE, jnp.clip(log_ratios, -_HUGE, _HUGE))
+    ratios = jnp.where(
+        jnp.isnan(log_ratios), -_HUGE, jnp.clip(log_ratios, -_HUGE, _HUGE)
+    )
     sums = jnp.concatenate([jnp.zeros_like(ratios[:1]), jnp.cumsum(ratios)])
     return sums - jax.lax.cummax(sums)
 
@@ -185,10 +229,15 @@ def _gives_up(u: Array, weight: Array, log_pi: Array) -> Array:
 
 
 def _last_of(open: Array, count: int) -> Array:
-    """Returns the last `count` indices that are open, [count]; -1 where there are fewer."""
+    """Returns the last `count` indices that are open, [count]; -1 where there are
+    fewer."""
     behind = jnp.cumsum(open[::-1])[::-1] - open  # how many open ones come after
     place = jnp.where(open, behind, count)
-    return jnp.full(count, -1, jnp.int32).at[place].set(jnp.arange(len(open), dtype=jnp.int32), mode="drop")
+    return (
+        jnp.full(count, -1, jnp.int32)
+        .at[place]
+        .set(jnp.arange(len(open), dtype=jnp.int32), mode="drop")
+    )
 
 
 def _bits(key: Array, dim: int, coin: Array, trial: Array) -> Array:
@@ -200,9 +249,11 @@ def _bits(key: Array, dim: int, coin: Array, trial: Array) -> Array:
 def _trials(
     bits: Array, p: Gaussian, q: Gaussian, bound: Envelope, weight: Array, log_pi: Array
 ) -> tuple[Array, Array]:
-    """Returns how a coin that proposes fell within so many trials, and the proposal [d] of the deciding one.
+    """Returns how a coin that proposes fell within so many trials, and the proposal [d]
+    of the deciding one.
 
-    The first trial did not say tails. Each is a proposal and, if it is not taken, what the next one says.
+    The first trial did not say tails. Each is a proposal and, if it is not taken, what
+    the next one says.
     """
 
     def one(bits: Array) -> tuple[Array, Array]:

@@ -1,4 +1,5 @@
-"""Couplings of categorical distributions: one draft, or a block of drafts verified as a whole."""
+"""Couplings of categorical distributions: one draft, or a block of drafts verified as a
+whole."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ Array = jax.Array
 
 
 def couple_categorical(key: Array, log_p: Array, log_q: Array, draft: Array) -> Coupled:
-    """Returns an index drawn from p: the draft (drawn from q) with probability min(1, p / q), else from the
-    residual.
+    """Returns an index drawn from p: the draft (drawn from q) with probability min(1, p
+    / q), else from the residual.
 
     log_p, log_q: [V] log probabilities; -inf is a probability of zero. draft: [] int.
     """
@@ -36,7 +37,9 @@ def couple_categorical(key: Array, log_p: Array, log_q: Array, draft: Array) -> 
     accepted = accepts(uniform(for_test, dtype=log_a.dtype), log_a)
     other, empty = draw_or_fall_back(for_residual, residual_logits(log_p, log_q), log_p)
     value = jnp.where(accepted, draft, other.astype(draft.dtype))
-    return Coupled(value, accepted, CouplingInfo(log_a, jnp.int32(0), empty & ~accepted))
+    return Coupled(
+        value, accepted, CouplingInfo(log_a, jnp.int32(0), empty & ~accepted)
+    )
 
 
 def residual_logits(log_p: Array, log_q: Array) -> Array:
@@ -45,19 +48,22 @@ def residual_logits(log_p: Array, log_q: Array) -> Array:
 
 
 def normalised(log_p: Array) -> Array:
-    """Returns log_p [..., V] normalised in float32 or better, which 16-bit log probabilities need."""
+    """Returns log_p [..., V] normalised in float32 or better, which 16-bit log
+    probabilities need."""
     (log_p,) = at_least_float32(log_p)
     return jax.nn.log_softmax(log_p, axis=-1)
 
 
 def draw_or_fall_back(key: Array, logits: Array, log_p: Array) -> tuple[Array, Array]:
-    """Returns a draw from `logits` [V], or from log_p if they are all -inf: (index, whether they are)."""
+    """Returns a draw from `logits` [V], or from log_p if they are all -inf: (index,
+    whether they are)."""
     empty = jnp.all(logits == -jnp.inf)
     return jax.random.categorical(key, jnp.where(empty, log_p, logits)), empty
 
 
 class Verified(NamedTuple):
-    """The result of block verification; the accepted drafts and the token are distributed as the target.
+    """The result of block verification; the accepted drafts and the token are
+    distributed as the target.
 
     tau: [] int32, the number of accepted drafts.
     token: [] int32, the token after them.
@@ -72,8 +78,10 @@ class Verified(NamedTuple):
 class BlockDistributions(NamedTuple):
     """The distributions of tau and of the next token, for given drafts.
 
-    log_h: [gamma]; tau is the largest i >= 1 with eta_i <= h_i for independent uniforms eta, or 0.
-    log_next: [gamma + 1, V], unnormalised log probabilities of the token after tau = 0, ..., gamma drafts.
+    log_h: [gamma]; tau is the largest i >= 1 with eta_i <= h_i for independent uniforms
+        eta, or 0.
+    log_next: [gamma + 1, V], unnormalised log probabilities of the token after tau = 0,
+        ..., gamma drafts.
     """
 
     log_h: Array
@@ -81,7 +89,11 @@ class BlockDistributions(NamedTuple):
 
 
 def verify_block(
-    key: Array, log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None
+    key: Array,
+    log_p: Array,
+    log_q: Array,
+    drafts: Array,
+    gamma: Array | int | None = None,
 ) -> Verified:
     """Returns the number of drafts to accept, and the token after them.
 
@@ -95,7 +107,9 @@ def verify_block(
     found = block_distributions(log_p, log_q, drafts, gamma)
     for_tests, for_token = jax.random.split(key)
     index = 1 + jnp.arange(most)
-    u = jax.vmap(lambda i: uniform(jax.random.fold_in(for_tests, i), dtype=log_p.dtype))(index)
+    u = jax.vmap(
+        lambda i: uniform(jax.random.fold_in(for_tests, i), dtype=log_p.dtype)
+    )(index)
     tau = jnp.max(jnp.where(accepts(u, found.log_h), index, 0), initial=0)
     token, empty = draw_or_fall_back(for_token, found.log_next[tau], log_p[tau])
     return Verified(tau, token, CouplingInfo(found.log_h, jnp.int32(0), empty))
@@ -106,8 +120,9 @@ def block_distributions(
 ) -> BlockDistributions:
     """Arguments as for `verify_block`, normalised.
 
-    With q = 0 after the block, the general formulas give h_gamma = pi_gamma and a token with distribution p
-    after the last draft, so the end of the block needs no special case.
+    With q = 0 after the block, the general formulas give h_gamma = pi_gamma and a token
+    with distribution p after the last draft, so the end of the block needs no special
+    case.
     """
     most, vocabulary = log_q.shape
     chex.assert_shape(log_p, (most + 1, vocabulary))
@@ -121,15 +136,20 @@ def block_distributions(
     log_s = logsumexp(log_next, axis=-1)
     log_total = jnp.logaddexp(log_s, log1mexp(-log_pi))  # S + 1 - pi
     log_h = jnp.where(log_total == -jnp.inf, 0.0, log_s - log_total)
-    return BlockDistributions(jnp.where(jnp.arange(1, most + 1) <= gamma, log_h[1:], -jnp.inf), log_next)
+    return BlockDistributions(
+        jnp.where(jnp.arange(1, most + 1) <= gamma, log_h[1:], -jnp.inf), log_next
+    )
 
 
 def _prefix_acceptance(log_p: Array, log_q: Array) -> Array:
-    """Returns log pi_0, ..., log pi_gamma from the drafts' log probabilities [gamma]; a zero stays zero."""
+    """Returns log pi_0, ..., log pi_gamma from the drafts' log probabilities [gamma]; a
+    zero stays zero."""
 
     def extend(log_pi: Array, draft: tuple[Array, Array]) -> tuple[Array, Array]:
         log_p, log_q = draft
-        after = jnp.where(log_pi == -jnp.inf, -jnp.inf, log_acceptance(log_pi + log_p, log_q))
+        after = jnp.where(
+            log_pi == -jnp.inf, -jnp.inf, log_acceptance(log_pi + log_p, log_q)
+        )
         return after, after
 
     start = jnp.zeros((), log_p.dtype)

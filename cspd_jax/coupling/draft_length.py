@@ -9,14 +9,18 @@ Array = jax.Array
 
 
 def expected_tokens(acceptance: Array | float, gamma: Array | int) -> Array:
-    """Returns tokens per pass with gamma drafts: 1 + a + ... + a^gamma = (1 - a^(gamma+1)) / (1 - a)."""
+    """Returns tokens per pass with gamma drafts: 1 + a + ... + a^gamma = (1 -
+    a^(gamma+1)) / (1 - a)."""
     a, gamma = jnp.asarray(acceptance, float), jnp.asarray(gamma)
     below = jnp.where(a < 1, a, 0.0)
     return jnp.where(a < 1, (1 - below ** (gamma + 1)) / (1 - below), gamma + 1.0)
 
 
-def speedup(acceptance: Array | float, gamma: Array | int, cost: Array | float) -> Array:
-    """Returns the speed-up over plain decoding: (1 - a^(gamma+1)) / ((1 - a) (gamma cost + 1)).
+def speedup(
+    acceptance: Array | float, gamma: Array | int, cost: Array | float
+) -> Array:
+    """Returns the speed-up over plain decoding: (1 - a^(gamma+1)) / ((1 - a) (gamma
+    cost + 1)).
 
     cost: the time of a draft relative to that of a target pass.
     """
@@ -26,7 +30,8 @@ def speedup(acceptance: Array | float, gamma: Array | int, cost: Array | float) 
 def best_draft_length(
     acceptance: Array, most: int, cost: Array | float, limit: Array | int | None = None
 ) -> Array:
-    """Returns the gamma from 1 to `most` (and to `limit` [B], if given) with the largest speed-up: int32 [B].
+    """Returns the gamma from 1 to `most` (and to `limit` [B], if given) with the
+    largest speed-up: int32 [B].
 
     acceptance: [B], of one draft.
     """

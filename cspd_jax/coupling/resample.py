@@ -41,18 +41,20 @@ def resample(
     max_trips: int,
     needed: Array | bool = True,
 ) -> Resampled:
-    """Returns the first value propose(key) that is accepted, which happens with log probability
-    log_accept(value).
+    """Returns the first value propose(key) that is accepted, which happens with log
+    probability log_accept(value).
 
-    Proposal j uses the key fold_in(key, j), split into one for its value and one for its test, so the result
-    does not depend on K = `proposals`, the number drawn in parallel per trip. A lane that is not `needed`
-    makes no trip and returns zeros, so that it does not hold up others under `vmap`. After `max_trips` the
-    last proposal is returned and `truncated` is set.
+    Proposal j uses the key fold_in(key, j), split into one for its value and one for
+    its test, so the result does not depend on K = `proposals`, the number drawn in
+    parallel per trip. A lane that is not `needed` makes no trip and returns zeros, so
+    that it does not hold up others under `vmap`. After `max_trips` the last proposal is
+    returned and `truncated` is set.
 
-    Drawing from a residual (p - q)_+ with proposals from p takes 1 / TV(p, q) of them on average, and a draft
-    is rejected with probability TV: one proposal per draft in the long run, but rare and long searches when p
-    and q are close. N proposals do not suffice with probability TV (1 - TV)^N per draft, at most 1 / (e N).
-    For Gaussians there is a better way: `coupling.residual`.
+    Drawing from a residual (p - q)_+ with proposals from p takes 1 / TV(p, q) of them
+    on average, and a draft is rejected with probability TV: one proposal per draft in
+    the long run, but rare and long searches when p and q are close. N proposals do not
+    suffice with probability TV (1 - TV)^N per draft, at most 1 / (e N). For Gaussians
+    there is a better way: `coupling.residual`.
     """
 
     def one(key: Array) -> tuple[Any, Array]:
@@ -71,7 +73,9 @@ def resample(
         first = jnp.where(found, jnp.argmax(accepted), proposals - 1)
         return _Loop(jax.tree.map(lambda a: a[first], values), loop.trips + 1, found)
 
-    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(propose, key))
+    nothing = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(propose, key)
+    )
     start = _Loop(nothing, jnp.int32(0), ~jnp.asarray(needed, bool))
     end = jax.lax.while_loop(searching, trip, start)
     return Resampled(end.value, end.trips, ~end.settled)

@@ -1,14 +1,17 @@
-"""The residual (p - q)_+ of two diagonal Gaussians: exact draws, however close they are.
+"""The residual (p - q)_+ of two diagonal Gaussians: exact draws, however close they
+are.
 
-With z whitened by p, the log ratio l = log p - log q is a quadratic, and its mean under p is k = KL(p || q):
+With z whitened by p, the log ratio l = log p - log q is a quadratic, and its mean under
+p is k = KL(p || q):
 
     l(z) = a.z + sum_i b_i (z_i^2 - 1) + k,
     (1 - q / p)_+ <= l_+ <= e(z) = |a.z| + sum_i |b_i| (z_i^2 + 1) + k.
 
-The residual is p (1 - q / p)_+. Proposals from p are accepted with probability TV(p, q), perhaps one in a
-million where p and q nearly agree. Proposals from p e, a mixture that is easy to sample, are accepted with a
-probability that does not vanish as p approaches q, because TV and the mean of e shrink together. Where the
-mean of e is above 1, p and q are far apart, and proposals from p are the better choice.
+The residual is p (1 - q / p)_+. Proposals from p are accepted with probability TV(p,
+q), perhaps one in a million where p and q nearly agree. Proposals from p e, a mixture
+that is easy to sample, are accepted with a probability that does not vanish as p
+approaches q, because TV and the mean of e shrink together. Where the mean of e is above
+1, p and q are far apart, and proposals from p are the better choice.
 """
 
 from __future__ import annotations
@@ -20,13 +23,19 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import accepts, at_least_float32, log_residual_acceptance, unit_interval
+from cspd_jax.coupling.acceptance import (
+    accepts,
+    at_least_float32,
+    log_residual_acceptance,
+    unit_interval,
+)
 from cspd_jax.coupling.resample import Resampled
 from cspd_jax.diffusion.gaussian import Gaussian
 
 Array = jax.Array
 
-# A safeguard only: the acceptance probability of proposals is bounded below for every pair.
+# A safeguard only: the acceptance probability of proposals is bounded below for every
+# pair.
 MAX_TRIPS = 2**10
 
 
@@ -39,19 +48,22 @@ def gaussian_residual(
     max_trips: int = MAX_TRIPS,
     needed: Array | bool = True,
 ) -> Resampled:
-    """Returns a draw [d] from the residual (p - q)_+: the first proposal from its `envelope` that is
-    accepted.
+    """Returns a draw [d] from the residual (p - q)_+: the first proposal from its
+    `envelope` that is accepted.
 
-    Proposal j uses the key fold_in(key, j), so the result does not depend on K = `proposals`, the number
-    drawn in parallel per trip. A lane that is not `needed` makes no trip. If there is no residual (p equals
-    q, or a number is not finite), the value is the mean of p, and `truncated` is set, as after `max_trips`.
+    Proposal j uses the key fold_in(key, j), so the result does not depend on K =
+    `proposals`, the number drawn in parallel per trip. A lane that is not `needed`
+    makes no trip. If there is no residual (p equals q, or a number is not finite), the
+    value is the mean of p, and `truncated` is set, as after `max_trips`.
     """
     p, q, _ = as_vectors(p, q, p.mean)
     bound, needed = envelope(p, q), jnp.asarray(needed, bool)
     missing = needed & ~_differ(p, q)
 
     def one(j: Array) -> tuple[Array, Array]:
-        bits = jax.random.bits(jax.random.fold_in(key, j), (proposal_bits(len(p.mean)),), jnp.uint32)
+        bits = jax.random.bits(
+            jax.random.fold_in(key, j), (proposal_bits(len(p.mean)),), jnp.uint32
+        )
         z, u = propose(bits, bound)
         x = p.mean + jnp.exp(0.5 * p.log_var) * z
         return x, accepts(u, log_accept(bound, z, log_ratio(p, q, x)))
@@ -66,13 +78,21 @@ def gaussian_residual(
         first = jnp.where(found, jnp.argmax(accepted), proposals - 1)
         return Resampled(x[first], trip + 1, ~found)
 
-    end = jax.lax.while_loop(searching, several, Resampled(p.mean, jnp.int32(0), needed & ~missing))
+    end = jax.lax.while_loop(
+        searching, several, Resampled(p.mean, jnp.int32(0), needed & ~missing)
+    )
     return end._replace(truncated=end.truncated | missing)
 
 
 def _differ(p: Gaussian, q: Gaussian) -> Array:
-    """Returns whether there is a residual, in one sum: NaN where a number is not finite."""
-    finite = jnp.isfinite(p.mean) & jnp.isfinite(p.log_var) & jnp.isfinite(q.mean) & jnp.isfinite(q.log_var)
+    """Returns whether there is a residual, in one sum: NaN where a number is not
+    finite."""
+    finite = (
+        jnp.isfinite(p.mean)
+        & jnp.isfinite(p.log_var)
+        & jnp.isfinite(q.mean)
+        & jnp.isfinite(q.log_var)
+    )
     differs = (p.mean != q.mean) | (p.log_var != q.log_var)
     return jnp.sum(jnp.where(finite, differs, jnp.nan)) > 0
 
@@ -80,8 +100,9 @@ def _differ(p: Gaussian, q: Gaussian) -> Array:
 def log_ratio(p: Gaussian, q: Gaussian, x: Array) -> Array:
     """Returns log p(x) - log q(x), summed over the last axis: [...].
 
-    Per coordinate, with whitened values z and r = sigma_p / sigma_q, z_q - z_p = (r - 1) z_p +
-    (mu_p - mu_q) / sigma_q. It is small where p and q are close, so no large numbers cancel.
+    Per coordinate, with whitened values z and r = sigma_p / sigma_q, z_q - z_p = (r -
+    1) z_p + (mu_p - mu_q) / sigma_q. It is small where p and q are close, so no large
+    numbers cancel.
     """
     p_mean, p_log_var, q_mean, q_log_var, x = at_least_float32(*p, *q, x)
     log_r = 0.5 * (p_log_var - q_log_var)
@@ -91,8 +112,8 @@ def log_ratio(p: Gaussian, q: Gaussian, x: Array) -> Array:
 
 
 class Envelope(NamedTuple):
-    """The bound e(z) of the residual in coordinates whitened by p, with a = slope * direction. Its means may
-    be asked for many at once.
+    """The bound e(z) of the residual in coordinates whitened by p, with a = slope *
+    direction. Its means may be asked for many at once.
 
     slope: [], |a|.
     direction: [d], a unit vector, or 0 where a is 0.
@@ -133,7 +154,8 @@ def envelope(p: Gaussian, q: Gaussian) -> Envelope:
     a = jnp.exp(log_r) * delta
     b = 0.5 * jnp.expm1(2 * log_r)
     slope = jnp.linalg.norm(a)
-    # b - log r is e^y - 1 - y at y = 2 log r, halved: never negative, and 0 / 0 nowhere.
+    # b - log r is e^y - 1 - y at y = 2 log r, halved: never negative, and 0 / 0
+    # nowhere.
     k = jnp.sum(0.5 * delta**2 + jnp.maximum(b - log_r, 0.0))
     return Envelope(slope, a / jnp.where(slope > 0, slope, 1.0), b, k)
 
@@ -144,15 +166,22 @@ def proposal_bits(dim: int) -> int:
 
 
 def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
-    """Returns z [d], drawn with density ~ N(z; 0, 1) e(z), or ~ N(z; 0, 1) where e is above 1 on average; and
-    a uniform [] for its test. bits: uint32 [proposal_bits(d)]."""
+    """Returns z [d], drawn with density ~ N(z; 0, 1) e(z), or ~ N(z; 0, 1) where e is
+    above 1 on average; and a uniform [] for its test. bits: uint32 [proposal_bits(d)].
+    """
     dim, dtype = bound.b.shape[0], bound.b.dtype
-    normals, (part, coin, u) = _normal(bits[: dim + 3], dtype), unit_interval(bits[dim + 3 :], dtype)
+    normals, (part, coin, u) = (
+        _normal(bits[: dim + 3], dtype),
+        unit_interval(bits[dim + 3 :], dtype),
+    )
     z, size = normals[:dim], normals[dim:]
     linear_mass, masses = bound.linear_mass, bound.square_masses
-    until = linear_mass + jnp.sum(jnp.where(jnp.tri(dim, dtype=bool), masses, 0), axis=1)
+    until = linear_mass + jnp.sum(
+        jnp.where(jnp.tri(dim, dtype=bool), masses, 0), axis=1
+    )
     part *= bound.mean
-    # Normals of density ~ |s| phi(s) are signed lengths of 2 normals, those of density ~ s^2 phi(s) of 3.
+    # Normals of density ~ |s| phi(s) are signed lengths of 2 normals, those of density
+    # ~ s^2 phi(s) of 3.
     two, three = jnp.linalg.norm(size[:2]), jnp.linalg.norm(size)
     along = jnp.sum(bound.direction * z)
     linear = z + (jnp.copysign(two, along) - along) * bound.direction
@@ -163,21 +192,27 @@ def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
 
 
 def _normal(bits: Array, dtype: Any) -> Array:
-    """Turns 32 bits each into standard normals, within 5.4 of 0 (of a ten-millionth that lies further
-    out)."""
-    sides = (jax.lax.bitcast_convert_type(bits, jnp.int32).astype(dtype) + 0.5) * 2.0**-31
+    """Turns 32 bits each into standard normals, within 5.4 of 0 (of a ten-millionth
+    that lies further out)."""
+    sides = (
+        jax.lax.bitcast_convert_type(bits, jnp.int32).astype(dtype) + 0.5
+    ) * 2.0**-31
     most = 1 - 2.0**-24
     return math.sqrt(2) * jax.lax.erf_inv(jnp.clip(sides, -most, most))
 
 
 def log_accept(bound: Envelope, z: Array, log_ratio: Array) -> Array:
-    """Returns the log probability of accepting proposal z [d], given log p - log q there."""
+    """Returns the log probability of accepting proposal z [d], given log p - log q
+    there."""
     log_height = jnp.where(bound.mean < 1, jnp.log(bound.height(z)), 0.0)
     return log_residual_acceptance(log_ratio) - log_height
 
 
-def as_vectors(p: Gaussian, q: Gaussian, draft: Array) -> tuple[Gaussian, Gaussian, Array]:
-    """Returns the arguments of a coupling in at least float32; all must have the same shape [d]."""
+def as_vectors(
+    p: Gaussian, q: Gaussian, draft: Array
+) -> tuple[Gaussian, Gaussian, Array]:
+    """Returns the arguments of a coupling in at least float32; all must have the same
+    shape [d]."""
     chex.assert_rank(draft, 1)
     chex.assert_equal_shape([*p, *q, draft])
     *parameters, draft = at_least_float32(*p, *q, draft)

@@ -1,4 +1,5 @@
-"""A coupling of one draw from p with several drafts from q, drawn one after the other without replacement."""
+"""A coupling of one draw from p with several drafts from q, drawn one after the other
+without replacement."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import CouplingInfo, accepts, at_least_float32, log_acceptance, uniform
+from cspd_jax.coupling.acceptance import (
+    CouplingInfo,
+    accepts,
+    at_least_float32,
+    log_acceptance,
+    uniform,
+)
 from cspd_jax.coupling.categorical import draw_or_fall_back, normalised, residual_logits
 
 Array = jax.Array
@@ -16,7 +23,8 @@ Array = jax.Array
 class SiblingDistributions(NamedTuple):
     """What happens to given drafts, in their order.
 
-    log_accept: [k] the log probability that draft i is accepted if those before it were not.
+    log_accept: [k] the log probability that draft i is accepted if those before it were
+        not.
     log_next: [V] log probabilities of the value if none is accepted.
     empty: [k] bool, whether rounding left nothing of the residual after draft i.
     """
@@ -39,14 +47,20 @@ class Sibling(NamedTuple):
     info: CouplingInfo
 
 
-def sibling_distributions(log_p: Array, log_q: Array, drafts: Array) -> SiblingDistributions:
-    """Takes log_p, log_q: [V] log probabilities. drafts: [k] int, in the order of draw; see
-    `couple_siblings`."""
+def sibling_distributions(
+    log_p: Array, log_q: Array, drafts: Array
+) -> SiblingDistributions:
+    """Takes log_p, log_q: [V] log probabilities. drafts: [k] int, in the order of draw;
+    see `couple_siblings`."""
 
-    def after(state: tuple[Array, Array], draft: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def after(
+        state: tuple[Array, Array], draft: Array
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         log_p, log_q = state
         exists = log_q[draft] > -jnp.inf
-        log_accept = jnp.where(exists, log_acceptance(log_p[draft], log_q[draft]), -jnp.inf)
+        log_accept = jnp.where(
+            exists, log_acceptance(log_p[draft], log_q[draft]), -jnp.inf
+        )
         residual = residual_logits(log_p, log_q)
         empty = exists & jnp.all(residual == -jnp.inf)
         log_p = jnp.where(exists & ~empty, _normalised_or_empty(residual), log_p)
@@ -60,12 +74,14 @@ def sibling_distributions(log_p: Array, log_q: Array, drafts: Array) -> SiblingD
 
 
 def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Sibling:
-    """Returns an index drawn from p: the first of the drafts that is accepted, or a draw from the last
-    residual.
+    """Returns an index drawn from p: the first of the drafts that is accepted, or a
+    draw from the last residual.
 
-    log_p, log_q: [V] log probabilities; -inf is a probability of zero. drafts: [k] int, in the order in which
-    they were drawn from q without replacement. A draft that could not be drawn any more, because q or what
-    the drafts before it left of q gives it nothing, counts as not there: q may have fewer than k ids.
+    log_p, log_q: [V] log probabilities; -inf is a probability of zero. drafts: [k] int,
+        in the order in which
+    they were drawn from q without replacement. A draft that could not be drawn any
+    more, because q or what the drafts before it left of q gives it nothing, counts as
+    not there: q may have fewer than k ids.
     """
     for_tests, for_value = jax.random.split(key)
     u = uniform(for_tests, drafts.shape, jnp.result_type(jnp.float32, log_p, log_q))
@@ -76,13 +92,17 @@ def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Si
     return Sibling(index, value, CouplingInfo(found.log_accept, jnp.int32(0), lost))
 
 
-def accept_sibling(u: Array, log_p: Array, log_q: Array, drafts: Array) -> tuple[Array, SiblingDistributions]:
-    """Does the first half of `couple_siblings`, with uniforms u [k], and returns which draft is accepted, or
-    k, and the distributions."""
+def accept_sibling(
+    u: Array, log_p: Array, log_q: Array, drafts: Array
+) -> tuple[Array, SiblingDistributions]:
+    """Does the first half of `couple_siblings`, with uniforms u [k], and returns which
+    draft is accepted, or k, and the distributions."""
     found = sibling_distributions(log_p, log_q, drafts)
     count = drafts.shape[0]
     places = jnp.arange(count, dtype=jnp.int32)
-    index = jnp.min(jnp.where(accepts(u, found.log_accept), places, count), initial=count)
+    index = jnp.min(
+        jnp.where(accepts(u, found.log_accept), places, count), initial=count
+    )
     return index, found
 
 

@@ -1,1 +1,2 @@
-"""The denoising process: schedules, transitions as Gaussians, and the chain from noise to a token."""
+"""The denoising process: schedules, transitions as Gaussians, and the chain from noise
+to a token."""

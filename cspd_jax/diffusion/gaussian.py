@@ -16,7 +16,8 @@ Array = jax.Array
 
 
 class Coefficients(NamedTuple):
-    """What a transition needs of the schedule: scalars, or arrays [T] to scan over or index.
+    """What a transition needs of the schedule: scalars, or arrays [T] to scan over or
+    index.
 
     With f = (v + 1) / 2,
 
@@ -24,8 +25,10 @@ class Coefficients(NamedTuple):
         mean = mean_x0 * x_0-hat + mean_x * x,
         log variance = f * log_beta + (1 - f) * log_posterior.
 
-    This is any chain of Gaussians whose means are linear in the state and in the token that the network
-    predicts: MAR's denoising steps, and the steps of a flow head (`diffusion.flow`), whose velocity is eps
+    This is any chain of Gaussians whose means are linear in the state and in the token
+    that the network
+    predicts: MAR's denoising steps, and the steps of a flow head (`diffusion.flow`),
+        whose velocity is eps
     here and whose variance is known.
 
     h: mean_x is a quotient of its neighbours, h(t) / h(t - 1), but at the last step.
@@ -51,7 +54,9 @@ class Gaussian(NamedTuple):
     log_var: Array
 
 
-def coefficients(schedule: Schedule | FlowSchedule, dtype: Any = jnp.float32) -> Coefficients:
+def coefficients(
+    schedule: Schedule | FlowSchedule, dtype: Any = jnp.float32
+) -> Coefficients:
     """Arrays [T], entry i for the step that turns x_{i+1} into x_i."""
     if isinstance(schedule, FlowSchedule):
         to_one = np.append(1.0, schedule.mean_x[1:])
@@ -75,45 +80,60 @@ def predicted_x0(c: Coefficients, x: Array, eps: Array) -> Array:
 
 
 def transition(c: Coefficients, x: Array, eps: Array, v: Array) -> Gaussian:
-    """Returns the distribution of x_{t-1} given x_t = `x` and the network's `eps` and `v`, all [..., d]."""
+    """Returns the distribution of x_{t-1} given x_t = `x` and the network's `eps` and
+    `v`, all [..., d]."""
     return transition_from_x0(c, x, predicted_x0(c, x, eps), v)
 
 
 def transition_from_x0(c: Coefficients, x: Array, x0: Array, v: Array) -> Gaussian:
     """Does what `transition` does for a network that predicts `x0` instead of eps."""
     f = (v + 1) / 2
-    return Gaussian(c.mean_x0 * x0 + c.mean_x * x, f * c.log_beta + (1 - f) * c.log_posterior)
+    return Gaussian(
+        c.mean_x0 * x0 + c.mean_x * x, f * c.log_beta + (1 - f) * c.log_posterior
+    )
 
 
 def implied(c: Coefficients, x: Array, p: Gaussian) -> tuple[Array, Array]:
-    """Returns the x_0-hat and v whose `transition_from_x0` is p; v is 0 where the variance is known."""
+    """Returns the x_0-hat and v whose `transition_from_x0` is p; v is 0 where the
+    variance is known."""
     spread = c.log_beta - c.log_posterior
     f = (p.log_var - c.log_posterior) / jnp.where(spread > 0, spread, 1)
     return (p.mean - c.mean_x * x) / c.mean_x0, jnp.where(spread > 0, 2 * f - 1, 0)
 
 
 def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:
-    """Returns q(x_{t-1} | x_t = x, x_0 = x0), the transition of a network that knows x_0."""
+    """Returns q(x_{t-1} | x_t = x, x_0 = x0), the transition of a network that knows
+    x_0."""
     mean = c.mean_x0 * x0 + c.mean_x * x
     return Gaussian(mean, jnp.broadcast_to(c.log_posterior, mean.shape))
 
 
 def guide(out: Array, dim: int, scale: Array | float | None) -> tuple[Array, Array]:
-    """Splits the head's output [..., 2d] into (eps, v), with classifier-free guidance. A head whose output is
-    [..., d] knows its variance: v is 0.
+    """Splits the head's output [..., 2d] into (eps, v), with classifier-free guidance.
+    A head whose output is [..., d] knows its variance: v is 0.
 
-    With `scale` ([R, 1] or a scalar) there are R conditional rows, then R unconditional ones; eps is
-    u + scale (c - u), and v is that of the conditional half. Returns [R, d] each.
+    With `scale` ([R, 1] or a scalar) there are R conditional rows, then R unconditional
+    ones; eps is u + scale (c - u), and v is that of the conditional half. Returns [R,
+    d] each.
     """
-    eps, v = out[..., :dim], out[..., dim:] if out.shape[-1] > dim else jnp.zeros_like(out)
+    eps, v = (
+        out[..., :dim],
+        out[..., dim:] if out.shape[-1] > dim else jnp.zeros_like(out),
+    )
     if scale is None:
         return eps, v
     conditional, unconditional = jnp.split(eps, 2, axis=0)
-    return unconditional + scale * (conditional - unconditional), jnp.split(v, 2, axis=0)[0]
+    return unconditional + scale * (conditional - unconditional), jnp.split(
+        v, 2, axis=0
+    )[0]
 
 
 def log_density(g: Gaussian, x: Array) -> Array:
-    """Returns log N(x; g), summed over the last axis: [...]. Computed in at least float32."""
-    mean, log_var, x = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (g.mean, g.log_var, x))
+    """Returns log N(x; g), summed over the last axis: [...]. Computed in at least
+    float32."""
+    mean, log_var, x = (
+        a.astype(jnp.promote_types(a.dtype, jnp.float32))
+        for a in (g.mean, g.log_var, x)
+    )
     square = (x - mean) ** 2 * jnp.exp(-log_var)
     return -0.5 * jnp.sum(square + log_var + math.log(2 * math.pi), axis=-1)

@@ -16,10 +16,11 @@ _MAX_BETA = 0.999
 
 
 class Schedule(NamedTuple):
-    """Constants of a T-step process, float64 numpy arrays of shape [T], indexed by step i = 0..T-1.
+    """Constants of a T-step process, float64 numpy arrays of shape [T], indexed by step
+    i = 0..T-1.
 
-    Step i turns x_{i+1} into x_i; x_T is pure noise, and x_0 is the token. `timestep_map[i]` (int32) is the
-    original timestep 0..999 that the network is given.
+    Step i turns x_{i+1} into x_i; x_T is pure noise, and x_0 is the token.
+    `timestep_map[i]` (int32) is the original timestep 0..999 that the network is given.
     """
 
     timestep_map: np.ndarray
@@ -42,19 +43,26 @@ class Schedule(NamedTuple):
 
 
 def cosine_betas(num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
-    """Returns beta_t = min(0.999, 1 - f(t+1)/f(t)) with f(t) = cos^2(pi/2 (t/T + 0.008) / 1.008)."""
+    """Returns beta_t = min(0.999, 1 - f(t+1)/f(t)) with f(t) = cos^2(pi/2 (t/T + 0.008)
+    / 1.008)."""
 
     def f(u: float) -> float:
         return math.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
 
-    return np.array([min(1 - f((t + 1) / num_steps) / f(t / num_steps), _MAX_BETA) for t in range(num_steps)])
+    return np.array(
+        [
+            min(1 - f((t + 1) / num_steps) / f(t / num_steps), _MAX_BETA)
+            for t in range(num_steps)
+        ]
+    )
 
 
 def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
     """Returns the original timesteps that a respacing keeps, in increasing order.
 
-    `"100"` spreads 100 steps over all 1000, both ends included; `"10,15"` splits the range into equal
-    sections and spreads 10 and 15 steps over them; `"ddim100"` takes a fixed integer stride from 0.
+    `"100"` spreads 100 steps over all 1000, both ends included; `"10,15"` splits the
+    range into equal sections and spreads 10 and 15 steps over them; `"ddim100"` takes a
+    fixed integer stride from 0.
     """
     spec = str(spec).strip()
     if spec.startswith("ddim"):
@@ -63,7 +71,8 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
             if len(range(0, num_steps, stride)) == count:
                 return np.arange(0, num_steps, stride, dtype=np.int32)
         raise UserError(
-            f"respacing {spec!r}: no integer stride cuts {num_steps} timesteps into {count} steps"
+            f"respacing {spec!r}: no integer stride cuts {num_steps} timesteps into"
+            f" {count} steps"
         )
 
     counts = [_count(part, spec) for part in spec.split(",")]
@@ -73,7 +82,10 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
     for i, count in enumerate(counts):
         length = size + (i < longer)
         if count > length:
-            raise UserError(f"respacing {spec!r}: section {i} has {length} timesteps, fewer than {count}")
+            raise UserError(
+                f"respacing {spec!r}: section {i} has {length} timesteps, fewer than"
+                f" {count}"
+            )
         between = (length - 1) / (count - 1) if count > 1 else 1.0
         at = 0.0  # accumulated, as the reference does: i * between rounds differently
         for _ in range(count):
@@ -88,14 +100,17 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
 def _count(text: str, spec: str) -> int:
     digits = text.strip() if "," in spec else text
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > 9:
-        raise UserError(f"respacing {spec[:40]!r} is not understood; write for example 100, 10,15 or ddim100")
+        raise UserError(
+            f"respacing {spec[:40]!r} is not understood; write for example 100, 10,15"
+            " or ddim100"
+        )
     return int(text)
 
 
 @functools.lru_cache(maxsize=64)
 def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
-    """Returns the schedule of a respacing (see `respace`); `make_schedule("1000")` is the one used in
-    training."""
+    """Returns the schedule of a respacing (see `respace`); `make_schedule("1000")` is
+    the one used in training."""
     timesteps = respace(spec)
     kept = np.cumprod(1.0 - cosine_betas())[timesteps]
     betas = 1.0 - kept / np.append(1.0, kept[:-1])
@@ -103,7 +118,11 @@ def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
     previous = np.append(1.0, alphas_cumprod[:-1])
     variance = betas * (1.0 - previous) / (1.0 - alphas_cumprod)
     # The variance of step 0 is 0; MAR uses the logarithm of that of step 1.
-    clipped = np.log(np.append(variance[1:2], variance[1:])) if len(betas) > 1 else np.full(1, np.nan)
+    clipped = (
+        np.log(np.append(variance[1:2], variance[1:]))
+        if len(betas) > 1
+        else np.full(1, np.nan)
+    )
     return Schedule(
         timestep_map=timesteps,
         betas=betas,
@@ -117,16 +136,20 @@ def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
         posterior_variance=variance,
         posterior_log_variance_clipped=clipped,
         posterior_mean_coef1=betas * np.sqrt(previous) / (1.0 - alphas_cumprod),
-        posterior_mean_coef2=(1.0 - previous) * np.sqrt(1.0 - betas) / (1.0 - alphas_cumprod),
+        posterior_mean_coef2=(1.0 - previous)
+        * np.sqrt(1.0 - betas)
+        / (1.0 - alphas_cumprod),
     )
 
 
 def sampling_schedule(spec: str) -> Schedule | FlowSchedule:
-    """Returns `flow_schedule` for what begins with "flow", else `make_schedule`, refusing the one-step
-    respacing, for which MAR defines no variance."""
+    """Returns `flow_schedule` for what begins with "flow", else `make_schedule`,
+    refusing the one-step respacing, for which MAR defines no variance."""
     if is_flow(spec):
         return flow_schedule(spec)
     schedule = make_schedule(spec)
     if schedule.num_steps < 2:
-        raise UserError(f"respacing {spec!r} has a single step; sampling needs at least 2")
+        raise UserError(
+            f"respacing {spec!r} has a single step; sampling needs at least 2"
+        )
     return schedule

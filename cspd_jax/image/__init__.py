@@ -1,11 +1,12 @@
 """Images from models of continuous tokens.
 
-`sample(network, params, keys, labels, options, method)` is the pure function, whose options `resolve`
-settles; `generate` does both in one call, `stream` step by step, `compare` beside the plain sampler, and
-`fastest` finds the fastest exact way on this machine. The algorithms know models by `protocol` only:
-`sampler` (the reference), `chain` (speculation along the denoising steps of a token), `rounds` (over AR
-steps), `coupled` (which keeps what it drafted), `paper` and `released` (the published criterion and runner,
-lossy) and `lossy` (shortcuts of the plain sampler).
+`sample(network, params, keys, labels, options, method)` is the pure function, whose
+options `resolve` settles; `generate` does both in one call, `stream` step by step,
+`compare` beside the plain sampler, and `fastest` finds the fastest exact way on this
+machine. The algorithms know models by `protocol` only: `sampler` (the reference),
+`chain` (speculation along the denoising steps of a token), `rounds` (over AR steps),
+`coupled` (which keeps what it drafted), `paper` and `released` (the published criterion
+and runner, lossy) and `lossy` (shortcuts of the plain sampler).
 """
 
 import importlib
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
     from cspd_jax.image.comparison import compare, fastest
     from cspd_jax.image.generation import generate, resolve, sample, stream
     from cspd_jax.image.known import Known
-    from cspd_jax.image.methods import DraftSpeculation, Method, Plain, ReleasedRunner, SelfSpeculation
+    from cspd_jax.image.methods import (
+        DraftSpeculation,
+        Method,
+        Plain,
+        ReleasedRunner,
+        SelfSpeculation,
+    )
     from cspd_jax.image.options import Options
     from cspd_jax.image.order import Spread
     from cspd_jax.image.paper import PaperCriterion
@@ -31,7 +38,13 @@ _WHERE = {
     "comparison": ("compare", "fastest"),
     "generation": ("generate", "resolve", "sample", "stream"),
     "known": ("Known",),
-    "methods": ("DraftSpeculation", "Method", "Plain", "ReleasedRunner", "SelfSpeculation"),
+    "methods": (
+        "DraftSpeculation",
+        "Method",
+        "Plain",
+        "ReleasedRunner",
+        "SelfSpeculation",
+    ),
     "options": ("Options",),
     "order": ("Spread",),
     "paper": ("PaperCriterion",),

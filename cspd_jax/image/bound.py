@@ -1,4 +1,5 @@
-"""A network bound to a batch of images: its parameters, the orders, and what all of its calls share."""
+"""A network bound to a batch of images: its parameters, the orders, and what all of its
+calls share."""
 
 from __future__ import annotations
 
@@ -21,14 +22,16 @@ from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, window
 
 Array = jax.Array
 
-jax.tree_util.register_dataclass(Options)  # here and not there: what makes flags of it does without jax
+jax.tree_util.register_dataclass(
+    Options
+)  # here and not there: what makes flags of it does without jax
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BoundModel:
-    """A network with what stays the same during a generation. B' is B, or 2B with guidance, the conditional
-    half first.
+    """A network with what stays the same during a generation. B' is B, or 2B with
+    guidance, the conditional half first.
 
     network: static.
     params: pytree of arrays.
@@ -37,8 +40,8 @@ class BoundModel:
     order: [B', L] positions in the order in which they are generated.
     class_embedding: [B', De]
     time: [T, ...] features of the timesteps.
-    noise: None, or injected chain noise, [T + 1, B, L, d] by position ([T + 1, 2B, L, d] where the halves
-        draw first tokens apart).
+    noise: None, or injected chain noise, [T + 1, B, L, d] by position ([T + 1, 2B, L,
+        d] where the halves draw first tokens apart).
     kept: known tokens, with which the order begins; None where nothing is.
     """
 
@@ -67,12 +70,14 @@ class BoundModel:
 
     @property
     def drafter(self) -> ChainDrafter:
-        """Drafts denoising steps; without calibrated gains it keeps x_0-hat as it was."""
+        """Drafts denoising steps; without calibrated gains it keeps x_0-hat as it
+        was."""
         given = self.options.chain_drafter
         return frozen(self.steps, self.network.token_dim) if given is None else given
 
     def chains(self, z: Array, scale: Array | float | None, **more: Any) -> Chains:
-        """Returns the chains of tokens with contexts z [R, D], guided by `scale` if there is guidance."""
+        """Returns the chains of tokens with contexts z [R, D], guided by `scale` if
+        there is guidance."""
         c = coefficients(sampling_schedule(str(self.options.respacing)), self.dtype)
         given = {
             "temperature": self.options.temperature,
@@ -85,17 +90,25 @@ class BoundModel:
     def chain_noise(self, positions: Array) -> Array:
         """Draws noise [T + 1, R, d] of the chains at `positions` [B, G], R = B G."""
         if self.noise is None:
-            noise = chain_noise(self.keys, positions, self.steps, self.network.token_dim)
+            noise = chain_noise(
+                self.keys, positions, self.steps, self.network.token_dim
+            )
         else:
-            noise = jnp.take_along_axis(self.noise[:, : self.images], positions[None, :, :, None], axis=2)
+            noise = jnp.take_along_axis(
+                self.noise[:, : self.images], positions[None, :, :, None], axis=2
+            )
         return noise.reshape(self.steps + 1, positions.size, -1).astype(self.dtype)
 
-    def chain_randomness(self, positions: Array, keys: Array | None = None) -> ChainRandomness:
-        """Draws what speculation along the chains needs: of injected noise it uses x_T alone. keys: [B] in
-        place of the images' own, but for x_T."""
+    def chain_randomness(
+        self, positions: Array, keys: Array | None = None
+    ) -> ChainRandomness:
+        """Draws what speculation along the chains needs: of injected noise it uses x_T
+        alone. keys: [B] in place of the images' own, but for x_T."""
         x = chain_ends(self.keys, positions, self.network.token_dim)
         if self.noise is not None:
-            x = jnp.take_along_axis(self.noise[-1, : self.images], positions[..., None], axis=1)
+            x = jnp.take_along_axis(
+                self.noise[-1, : self.images], positions[..., None], axis=1
+            )
         own = window_keys(self.keys if keys is None else keys, positions).reshape(-1)
         return ChainRandomness(x.reshape(positions.size, -1).astype(self.dtype), own)
 
@@ -117,7 +130,9 @@ def bind(
     """
     if order is None:
         draw = random_order if options.order is None else options.order.order
-        order = jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), network.seq_len)
+        order = jax.vmap(draw, (0, None))(
+            purpose_keys(keys, Purpose.ORDER), network.seq_len
+        )
     kept, unconditional = None, labels < 0
     if options.known is not None:
         order = known_first(order, options.known.mask)
@@ -139,11 +154,14 @@ def bind(
 
 
 def embed_time(network: TokenModel, params: Any, respacing: str) -> Array:
-    return network.embed_time(params, jnp.asarray(sampling_schedule(respacing).timestep_map))
+    return network.embed_time(
+        params, jnp.asarray(sampling_schedule(respacing).timestep_map)
+    )
 
 
 def float_type(network: TokenModel) -> Any:
-    """Returns what tokens, noise and densities are computed in: float32, unless the network has more."""
+    """Returns what tokens, noise and densities are computed in: float32, unless the
+    network has more."""
     return jnp.promote_types(getattr(network, "dtype", jnp.float32), jnp.float32)
 
 

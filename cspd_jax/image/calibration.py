@@ -1,12 +1,14 @@
 """Fits the noise-corrected drafter to the model's own chains.
 
-A few images are generated in a few AR steps, so that contexts of every fullness occur, and what the head
-predicted along each chain is kept. The gains of step t are the least-squares coefficients of the change of
-x_0-hat on the deviation x_{t-1} - mean and on f times it, over all tokens and coordinates.
+A few images are generated in a few AR steps, so that contexts of every fullness occur,
+and what the head predicted along each chain is kept. The gains of step t are the
+least-squares coefficients of the change of x_0-hat on the deviation x_{t-1} - mean and
+on f times it, over all tokens and coordinates.
 
-Gains depend on the respacing, the guidance and the temperature, so each combination has its own file in the
-checkpoint folder (`cspd-jax calibrate` writes them); without one they are fitted in the call. Gains change
-how many head calls speculation takes and nothing else: foreign gains are slower, never wrong.
+Gains depend on the respacing, the guidance and the temperature, so each combination has
+its own file in the checkpoint folder (`cspd-jax calibrate` writes them); without one
+they are fitted in the call. Gains change how many head calls speculation takes and
+nothing else: foreign gains are slower, never wrong.
 """
 
 from __future__ import annotations
@@ -40,11 +42,14 @@ CHAINS = 512  # roughly so many are run: enough for two gains per step
 _SEED = 0  # always the same key: the same model has the same gains
 _AR_STEPS = 8
 _SPARE = 1.25  # x_0-hat is drafted within the range of the tokens seen, and some more
-_FITTED: weakref.WeakKeyDictionary[ImageModel, dict[str, NoiseCorrected]] = weakref.WeakKeyDictionary()
+_FITTED: weakref.WeakKeyDictionary[ImageModel, dict[str, NoiseCorrected]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def drafter_for(model: ImageModel, options: Options) -> NoiseCorrected:
-    """Returns the drafter for these options: read where it lies beside the checkpoint, else fitted, once."""
+    """Returns the drafter for these options: read where it lies beside the checkpoint,
+    else fitted, once."""
     path = file_of(model, options)
     if path is not None and path.exists():
         return read(path)
@@ -56,9 +61,11 @@ def drafter_for(model: ImageModel, options: Options) -> NoiseCorrected:
 
 
 def measure(model: ImageModel, options: Options) -> NoiseCorrected:
-    """Fits the drafter on images of the model's first classes; UserError where they are not finite.
+    """Fits the drafter on images of the model's first classes; UserError where they are
+    not finite.
 
-    Of the options only what the gains depend on is used: respacing, guidance and temperature.
+    Of the options only what the gains depend on is used: respacing, guidance and
+    temperature.
     """
     images = max(1, CHAINS // model.network.seq_len)
     keys = row_keys(seed_key(_SEED), images)
@@ -67,7 +74,9 @@ def measure(model: ImageModel, options: Options) -> NoiseCorrected:
         num_iter=min(_AR_STEPS, model.network.seq_len),
         respacing=options.respacing,
         cfg=float(np.mean(options.cfg)),
-        cfg_schedule="linear" if options.separate_first else options.cfg_schedule,  # the first token of many
+        cfg_schedule="linear"
+        if options.separate_first
+        else options.cfg_schedule,  # the first token of many
         temperature=options.temperature,
         final_noise=options.final_noise,
         order=options.order if isinstance(options.order, Raster) else None,
@@ -76,7 +85,8 @@ def measure(model: ImageModel, options: Options) -> NoiseCorrected:
     found = calibrate(model.network, model.params, keys, labels, options)
     if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found)):
         raise UserError(
-            "the chains that the drafter is fitted to came out as NaN or infinity: the model diverged; try a"
+            "the chains that the drafter is fitted to came out as NaN or infinity: the"
+            " model diverged; try a"
             " lower temperature or cfg, or steps ddim100"
         )
     return found
@@ -90,7 +100,9 @@ def calibrate(
     bound = bind(network, params, keys, labels, options)
     ((segment, groups),) = sampler.plan_segments(network.seq_len, options)
     step = functools.partial(sampler.ar_step, bound, segment, draw=record_chains)
-    state, seen = jax.lax.scan(step, sampler.empty_state(bound), sampler.group_arrays(groups, options))
+    state, seen = jax.lax.scan(
+        step, sampler.empty_state(bound), sampler.group_arrays(groups, options)
+    )
     limit = _SPARE * jnp.max(jnp.abs(state.tokens[:, : network.seq_len]))
     *by_step, used = seen
     x0, v, deviation = (jnp.moveaxis(a, 1, 0) for a in by_step)  # [S, T, B, G, d]
@@ -100,8 +112,8 @@ def calibrate(
 def record_chains(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Runs plain chains of tokens [B, G]: x_0 [B, G, d]; by step [T, B, G, d] x_0-hat, v, x_{t-1} - mean;
-    and which are used."""
+    """Runs plain chains of tokens [B, G]: x_0 [B, G, d]; by step [T, B, G, d] x_0-hat,
+    v, x_{t-1} - mean; and which are used."""
     noise = bound.chain_noise(positions)
     chains = sampler.group_chains(bound, z, scale)
     shape = (*positions.shape, noise.shape[-1])
@@ -118,24 +130,35 @@ def record_chains(
         deviation = g * jnp.exp(0.5 * p.log_var) * eps
         return p.mean + deviation, (x0, v, deviation)
 
-    x, seen = jax.lax.scan(step, noise[-1], (chains.time, chains.c, noise[:-1], gain), reverse=True)
+    x, seen = jax.lax.scan(
+        step, noise[-1], (chains.time, chains.c, noise[:-1], gain), reverse=True
+    )
     return x.reshape(shape), (*(a.reshape(-1, *shape) for a in seen), used)
 
 
-def fit(x0: Array, v: Array, deviation: Array, used: Array, limit: Array) -> NoiseCorrected:
-    """Fits the gains to chains: x0, v, deviation [T, ..., d] by step, `used` broadcasts to their [...]."""
+def fit(
+    x0: Array, v: Array, deviation: Array, used: Array, limit: Array
+) -> NoiseCorrected:
+    """Fits the gains to chains: x0, v, deviation [T, ..., d] by step, `used` broadcasts
+    to their [...]."""
     steps, dim = x0.shape[0], x0.shape[-1]
     used = jnp.broadcast_to(used, x0.shape[1:-1]).reshape(-1, 1).astype(x0.dtype)
     x0, v, deviation = (a.reshape(steps, -1, dim) for a in (x0, v, deviation))
     x0 = jnp.clip(x0, -limit, limit)
     typical = jnp.sum(used * v, axis=1) / jnp.sum(used)
-    change = jnp.concatenate([jnp.zeros_like(x0[:1]), x0[:-1] - x0[1:]])  # entry t: from x_{t+1} to x_t
+    change = jnp.concatenate(
+        [jnp.zeros_like(x0[:1]), x0[:-1] - x0[1:]]
+    )  # entry t: from x_{t+1} to x_t
     by_f = (v + 1) / 2 * deviation
 
     def moment(a, b):
         return jnp.sum(used * a * b, axis=(1, 2))
 
-    aa, ab, bb = moment(deviation, deviation), moment(deviation, by_f), moment(by_f, by_f)
+    aa, ab, bb = (
+        moment(deviation, deviation),
+        moment(deviation, by_f),
+        moment(by_f, by_f),
+    )
     ac, bc = moment(deviation, change), moment(by_f, change)
     bb = bb + 1e-4 * aa  # v may be the same everywhere: then all goes to the plain gain
     determinant = aa * bb - ab**2
@@ -144,19 +167,29 @@ def fit(x0: Array, v: Array, deviation: Array, used: Array, limit: Array) -> Noi
     gain = jnp.where(solvable, (bb * ac - ab * bc) / safe, 0.0)
     gain_f = jnp.where(solvable, (aa * bc - ab * ac) / safe, 0.0)
     start = jnp.sum(used * x0[-1], axis=0) / jnp.sum(used)
-    # A step whose sums are too large goes without a gain; what else is not finite is refused (`measure`).
-    gain, gain_f = (jnp.nan_to_num(a.at[0].set(0.0), nan=0.0, posinf=0.0, neginf=0.0) for a in (gain, gain_f))
+    # A step whose sums are too large goes without a gain; what else is not finite is
+    # refused (`measure`).
+    gain, gain_f = (
+        jnp.nan_to_num(a.at[0].set(0.0), nan=0.0, posinf=0.0, neginf=0.0)
+        for a in (gain, gain_f)
+    )
     return NoiseCorrected(start, typical, gain, gain_f, limit)
 
 
 def file_name(options: Options) -> str:
     """Returns the name of the file that has the gains for these options."""
-    guidance = f"-cfg{float(np.mean(options.cfg)):g}-{options.cfg_schedule}" if options.guided else ""
-    return f"{str(options.respacing).replace(',', '_')}{guidance}-t{float(options.temperature):g}.npz"
+    guidance = (
+        f"-cfg{float(np.mean(options.cfg)):g}-{options.cfg_schedule}"
+        if options.guided
+        else ""
+    )
+    steps = str(options.respacing).replace(",", "_")
+    return f"{steps}{guidance}-t{float(options.temperature):g}.npz"
 
 
 def file_of(model: ImageModel, options: Options) -> Path | None:
-    """Returns where the gains for these options lie beside the checkpoint; None without a checkpoint."""
+    """Returns where the gains for these options lie beside the checkpoint; None without
+    a checkpoint."""
     return model.folder / FOLDER / file_name(options) if model.folder else None
 
 
@@ -169,4 +202,6 @@ def write(path: Path, drafter: NoiseCorrected) -> None:
 def read(path: Path) -> NoiseCorrected:
     """Reads the drafter in a file."""
     with np.load(path) as stored:
-        return NoiseCorrected(**{name: jnp.asarray(stored[name]) for name in NoiseCorrected._fields})
+        return NoiseCorrected(
+            **{name: jnp.asarray(stored[name]) for name in NoiseCorrected._fields}
+        )

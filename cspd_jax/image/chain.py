@@ -1,13 +1,16 @@
-"""Speculation along a token's denoising chain: the same distribution in a fraction of the sequential calls.
+"""Speculation along a token's denoising chain: the same distribution in a fraction of
+the sequential calls.
 
-From the state x_i a drafter draws the next M states without the network. One head call on those M states
-gives the target's Gaussians there. The M transitions are verified as one block (`coupling.block`): some first
-ones are kept, and the state after them is drawn from the block's residual, so what is committed has exactly
-the target's distribution. Rows advance independently; when half of many are finished, they are left out of
-the calls.
+From the state x_i a drafter draws the next M states without the network. One head call
+on those M states gives the target's Gaussians there. The M transitions are verified as
+one block (`coupling.block`): some first ones are kept, and the state after them is
+drawn from the block's residual, so what is committed has exactly the target's
+distribution. Rows advance independently; when half of many are finished, they are left
+out of the calls.
 
-How many drafts are kept depends on drafts that are dropped. So nothing random is used twice: noise and coins
-of a call belong to the number of steps that were left before it, which falls with every call.
+How many drafts are kept depends on drafts that are dropped. So nothing random is used
+twice: noise and coins of a call belong to the number of steps that were left before it,
+which falls with every call.
 """
 
 from __future__ import annotations
@@ -26,7 +29,12 @@ from cspd_jax._utils.options import documented, option
 from cspd_jax.check import UserError
 from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
 from cspd_jax.diffusion.chain import Chains, Path, Start, predict
-from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, predicted_x0, transition_from_x0
+from cspd_jax.diffusion.gaussian import (
+    Coefficients,
+    Gaussian,
+    predicted_x0,
+    transition_from_x0,
+)
 from cspd_jax.image.drafters import ChainDrafter, Prediction, at_steps, own_window
 from cspd_jax.info import Calls
 
@@ -38,17 +46,22 @@ Array = jax.Array
 class ChainSpeculation:
     """How denoising steps are drafted."""
 
-    window: int = option(16, "steps drafted in a head call (default: 16)", flags=("--window",), type=int)
+    window: int = option(
+        16, "steps drafted in a head call (default: 16)", flags=("--window",), type=int
+    )
 
     def __post_init__(self) -> None:
         if self.window < 1:
-            raise UserError(f"a window of {self.window} steps; it must draft at least 1")
+            raise UserError(
+                f"a window of {self.window} steps; it must draft at least 1"
+            )
 
 
 class ChainCounts(NamedTuple):
     """What head calls along R chains took; adds up over calls.
 
-    head: calls one after the other, and rows in them (two for each chain with guidance).
+    head: calls one after the other, and rows in them (two for each chain with
+        guidance).
     calls: [R] calls until the chain was finished.
     tested: [R] transitions tested, up to the end of each block.
     accepted: [R] transitions kept.
@@ -79,7 +92,8 @@ class ChainState(NamedTuple):
     left: [R] steps that are left; x is x_left.
     x: [R, d]
     guess: the drafter's, at x.
-    path: None, or for each step [T, R, 3d] the state, the mean and the log variance of what drew it.
+    path: None, or for each step [T, R, 3d] the state, the mean and the log variance of
+        what drew it.
     """
 
     left: Array
@@ -133,7 +147,8 @@ class ChainResult(NamedTuple):
 class ChainInputs(NamedTuple):
     """What stays the same along the chains.
 
-    network: (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v), one call for these of all chains.
+    network: (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v), one call for these of
+        all chains.
     lanes: [R] the chains that are rows here.
     drafter: draws the drafts.
     c: coefficients of the schedule, [T].
@@ -163,21 +178,29 @@ def speculate_chain(
     begun: tuple[Start, Prediction] | None = None,
     trajectory: bool = False,
 ) -> ChainResult:
-    """Does what `sample_chain` does, with the same distribution and fewer head calls in sequence, which
-    leave finished rows out, in at most three sizes.
+    """Does what `sample_chain` does, with the same distribution and fewer head calls in
+    sequence, which leave finished rows out, in at most three sizes.
 
-    active: [R] rows that count (all). begun: where the rows are that are on their way already, and the guess
+    active: [R] rows that count (all). begun: where the rows are that are on their way
+        already, and the guess
     there. trajectory: keep the path.
     """
     inputs, chain = begin(chains, random, drafter, active, begun)
     if trajectory:
         rows, dim = chain.x.shape
-        chain = chain._replace(path=jnp.zeros((chains.steps, rows, 3 * dim), chain.x.dtype))
+        chain = chain._replace(
+            path=jnp.zeros((chains.steps, rows, 3 * dim), chain.x.dtype)
+        )
 
-    counts, sizes = no_counts(len(chain.x)), packed_sizes(len(chain.x), speculation.window * inputs.halves)
+    counts, sizes = (
+        no_counts(len(chain.x)),
+        packed_sizes(len(chain.x), speculation.window * inputs.halves),
+    )
     for size, fewer in itertools.pairwise((*sizes, 0)):
         with jax.named_scope(f"of_{size}_chains"):
-            chain, counts = speculate_packed(inputs, chain, counts, speculation.window, size, fewer)
+            chain, counts = speculate_packed(
+                inputs, chain, counts, speculation.window, size, fewer
+            )
     if chain.path is None:
         return ChainResult(chain.x, None, counts)
     states, *law = jnp.split(chain.path, 3, axis=-1)
@@ -207,7 +230,9 @@ def begin(
     if begun is not None:
         on_their_way = begun[0].left < chains.steps
         (left, x), guess = jax.tree.map(
-            lambda a, b: _where_row(on_their_way, a, b), (tuple(begun[0]), begun[1]), ((left, x), guess)
+            lambda a, b: _where_row(on_their_way, a, b),
+            (tuple(begun[0]), begun[1]),
+            ((left, x), guess),
         )
     if active is not None:
         left = jnp.where(active, left, 0)
@@ -215,8 +240,8 @@ def begin(
 
 
 def packed_sizes(chains: int, rows: int) -> list[int]:
-    """Returns for how many chains calls are compiled, of so many rows for each: all of them, and less where a
-    call is still large."""
+    """Returns for how many chains calls are compiled, of so many rows for each: all of
+    them, and less where a call is still large."""
     sizes = [chains]
     while len(sizes) < _SIZES and sizes[-1] * rows > _LARGE:
         sizes.append(-(-sizes[-1] // 2))
@@ -224,10 +249,15 @@ def packed_sizes(chains: int, rows: int) -> list[int]:
 
 
 def speculate_packed(
-    inputs: ChainInputs, chain: ChainState, counts: ChainCounts, length: int, size: int, fewer: int
+    inputs: ChainInputs,
+    chain: ChainState,
+    counts: ChainCounts,
+    length: int,
+    size: int,
+    fewer: int,
 ) -> tuple[ChainState, ChainCounts]:
-    """Goes on until no more than `fewer` chains are unfinished, which are no more than `size` now; only so
-    many are rows of its calls."""
+    """Goes on until no more than `fewer` chains are unfinished, which are no more than
+    `size` now; only so many are rows of its calls."""
     if size == len(chain.x):
         return speculate_until(inputs, chain, counts, length, fewer)
     lanes = jnp.argsort(chain.left == 0, stable=True)[:size]
@@ -251,10 +281,14 @@ def speculate_until(
         chain, made = speculate_once(inputs, chain, length)
         return chain, jax.tree.map(jnp.add, counts, made)
 
-    return while_loop(lambda carry: jnp.sum(carry[0].left > 0) > fewer, call, (chain, counts))
+    return while_loop(
+        lambda carry: jnp.sum(carry[0].left > 0) > fewer, call, (chain, counts)
+    )
 
 
-def speculate_once(inputs: ChainInputs, chain: ChainState, length: int) -> tuple[ChainState, ChainCounts]:
+def speculate_once(
+    inputs: ChainInputs, chain: ChainState, length: int
+) -> tuple[ChainState, ChainCounts]:
     """Drafts `length` steps of every row, verifies them, and commits what is kept."""
     keys = jax.vmap(jax.random.fold_in)(inputs.keys, chain.left)
     draft = draft_steps(inputs, chain, keys, length)
@@ -262,16 +296,24 @@ def speculate_once(inputs: ChainInputs, chain: ChainState, length: int) -> tuple
     return commit(inputs, chain, draft, verdict)
 
 
-def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array, length: int) -> ChainDraft:
+def draft_steps(
+    inputs: ChainInputs, chain: ChainState, keys: Array, length: int
+) -> ChainDraft:
     """Draws the next `length` states of every row from the drafter's distribution."""
     ahead, dim = jnp.arange(length)[:, None], chain.x.shape[-1]
     steps, valid = jnp.maximum(chain.left - 1 - ahead, 0), chain.left > ahead
-    draw = lambda key: jax.random.normal(jax.random.fold_in(key, 0), (length, dim), jnp.float32)
+    draw = lambda key: jax.random.normal(
+        jax.random.fold_in(key, 0), (length, dim), jnp.float32
+    )
     noise = jax.vmap(draw, out_axes=1)(keys).astype(chain.x.dtype)
     window = own_window(inputs.drafter)
     if window is not None:
-        after, q = window(inputs.c, steps, chain.guess, chain.x, noise, inputs.log_scale)
-        return ChainDraft(steps, jnp.concatenate([chain.x[None], after[:-1]]), after, q, valid)
+        after, q = window(
+            inputs.c, steps, chain.guess, chain.x, noise, inputs.log_scale
+        )
+        return ChainDraft(
+            steps, jnp.concatenate([chain.x[None], after[:-1]]), after, q, valid
+        )
 
     def step(carry, inputs_of_step):
         (x, guess), (t, noise) = carry, inputs_of_step
@@ -286,24 +328,29 @@ def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array, length: int
 
 
 def verify_steps(inputs: ChainInputs, draft: ChainDraft, keys: Array) -> ChainVerdict:
-    """Returns the target's distributions at the drafted states, from one head call, and how many drafts are
-    kept."""
+    """Returns the target's distributions at the drafted states, from one head call, and
+    how many drafts are kept."""
     c = at_steps(inputs.c, draft.steps)
     eps, v = inputs.network(draft.steps, inputs.lanes, draft.before)
     predicted = Prediction(predicted_x0(c, draft.before, eps), v)
     p = transition_from_x0(c, draft.before, predicted.x0, predicted.v)
     p = Gaussian(p.mean, p.log_var + inputs.log_scale)
-    tested = draft.valid & (inputs.final_noise | (draft.steps > 0))  # without noise there is nothing to test
+    tested = draft.valid & (
+        inputs.final_noise | (draft.steps > 0)
+    )  # without noise there is nothing to test
     coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-    block = jax.vmap(verify_gaussian_block, (0, 1, 1, 1, 1))(coins, p, draft.q, draft.after, tested)
+    block = jax.vmap(verify_gaussian_block, (0, 1, 1, 1, 1))(
+        coins, p, draft.q, draft.after, tested
+    )
     return ChainVerdict(p, predicted, block)
 
 
 def commit(
     inputs: ChainInputs, chain: ChainState, draft: ChainDraft, verdict: ChainVerdict
 ) -> tuple[ChainState, ChainCounts]:
-    """Keeps the first drafts and the state after them, and guesses anew. Where all are kept, a last step
-    without noise follows, if the window has it. The path, if there is one, is of all chains."""
+    """Keeps the first drafts and the state after them, and guesses anew. Where all are
+    kept, a last step without noise follows, if the window has it. The path, if there is
+    one, is of all chains."""
     (length, rows), block = draft.steps.shape, verdict.block
     active, end = chain.left > 0, jnp.minimum(length, chain.left)
     replaced = active & (block.kept < length)  # by the residual
@@ -316,8 +363,14 @@ def commit(
         return jax.tree.map(lambda a: a[last, jnp.arange(rows)], a)
 
     step, p = pick(draft.steps), pick(verdict.p)
-    x = _where_row(replaced, block.value.astype(chain.x.dtype), _where_row(to_end, p.mean, pick(draft.after)))
-    guess = inputs.drafter.advance(step, pick(verdict.predicted), pick(draft.before), x - p.mean)
+    x = _where_row(
+        replaced,
+        block.value.astype(chain.x.dtype),
+        _where_row(to_end, p.mean, pick(draft.after)),
+    )
+    guess = inputs.drafter.advance(
+        step, pick(verdict.predicted), pick(draft.before), x - p.mean
+    )
     number = lambda flags: flags.astype(jnp.int32)
     counts = ChainCounts(
         head=Calls(jnp.int32(1), jnp.int32(length * rows * inputs.halves)),
@@ -331,15 +384,20 @@ def commit(
         drafted = jnp.concatenate([draft.after, *verdict.p], axis=-1).astype(path.dtype)
         drafted = drafted.at[last, jnp.arange(rows), : x.shape[-1]].set(x)
         index = jnp.arange(length)[:, None]
-        committed = jnp.where((index < taken) & active, draft.steps, len(path))  # the rest is dropped
+        committed = jnp.where(
+            (index < taken) & active, draft.steps, len(path)
+        )  # the rest is dropped
         path = path.at[committed, inputs.lanes].set(drafted, mode="drop")
     moved = ChainState(chain.left - jnp.where(active, taken, 0), x, guess, None)
-    settled = jax.tree.map(functools.partial(_where_row, active), moved, chain._replace(path=None))
+    settled = jax.tree.map(
+        functools.partial(_where_row, active), moved, chain._replace(path=None)
+    )
     return settled._replace(path=path), counts
 
 
 def _where_row(chosen: Array, new: Array, old: Array) -> Array:
-    """Takes arrays [R, ...] from `new` in the rows [R] that are chosen, from `old` in the others."""
+    """Takes arrays [R, ...] from `new` in the rows [R] that are chosen, from `old` in
+    the others."""
     return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
@@ -349,20 +407,24 @@ def no_counts(chains: int) -> ChainCounts:
     return ChainCounts(Calls(jnp.int32(0), jnp.int32(0)), none, none, none, none)
 
 
-# Modulations of all steps are made in one matrix product and kept, unless that takes more numbers than this.
+# Modulations of all steps are made in one matrix product and kept, unless that takes
+# more numbers than this.
 _KEPT = 2**25
 
-# Calls are compiled for so many numbers of chains, as long as they have more rows than this, of which fewer
-# take as long.
+# Calls are compiled for so many numbers of chains, as long as they have more rows than
+# this, of which fewer take as long.
 _SIZES, _LARGE = 3, 300
 
-# A head call has at most this many numbers of modulations; one of more rows is made in chunks.
+# A head call has at most this many numbers of modulations; one of more rows is made in
+# chunks.
 _TOGETHER = 2**28
 
 
-def network_of_steps(chains: Chains, rows: int) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
-    """Returns the function (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v) [M, R, d] in one call of the
-    network, for R of so many chains."""
+def network_of_steps(
+    chains: Chains, rows: int
+) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
+    """Returns the function (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v) [M, R, d]
+    in one call of the network, for R of so many chains."""
     denoiser, params, time, z, scale = (*chains[:4], chains.scale)
     steps, halves = time.shape[0], 1 if scale is None else 2
     of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
@@ -384,7 +446,9 @@ def network_of_steps(chains: Chains, rows: int) -> Callable[[Array, Array, Array
     def call(at: Array, lanes: Array, x: Array) -> tuple[Array, Array]:
         lane = jnp.broadcast_to(lanes, at.shape).reshape(-1)
         most = _TOGETHER // (halves * numbers)
-        eps, v = map_chunks(some, most, at.reshape(-1), lane, x.reshape(-1, x.shape[-1]))
+        eps, v = map_chunks(
+            some, most, at.reshape(-1), lane, x.reshape(-1, x.shape[-1])
+        )
         return eps.reshape(x.shape), v.reshape(x.shape)
 
     return call

@@ -41,15 +41,21 @@ def compare(
     options: Options = Options(),
     repeats: int = 3,
 ) -> dict[str, tuple[np.ndarray, Info]]:
-    """Makes the same images by the method, by the plain sampler step by step, and by the draft model alone.
+    """Makes the same images by the method, by the plain sampler step by step, and by
+    the draft model alone.
 
-    Returns tokens and what happened by way, "plain", "draft alone" and the method's name (with the plain
-    method "speculative along chains" or "lossy shortcut"); `info.seconds` are of all images, without
-    compilation.
+    Returns tokens and what happened by way, "plain", "draft alone" and the method's
+    name (with the plain method "speculative along chains" or "lossy shortcut");
+    `info.seconds` are of all images, without compilation.
     """
     order = None if isinstance(options.order, Checkerboard) else options.order
     plain = dataclasses.replace(
-        options, denoise="plain", chain_drafter=None, draft_drafter=None, anneal=None, order=order
+        options,
+        denoise="plain",
+        chain_drafter=None,
+        draft_drafter=None,
+        anneal=None,
+        order=order,
     )
     name = method.name
     if name == "plain":
@@ -60,7 +66,9 @@ def compare(
     }
     if method.draft_model is not None:
         ways["draft alone"] = ways["plain"]._replace(model=method.draft_model)
-    runs = {name: functools.partial(generate, *request) for name, request in ways.items()}
+    runs = {
+        name: functools.partial(generate, *request) for name, request in ways.items()
+    }
     return {
         name: (np.asarray(tokens), dataclasses.replace(info, seconds=seconds))
         for name, ((tokens, info), seconds) in timed(runs, repeats).items()
@@ -74,25 +82,36 @@ def fastest(
     options: Options = Options(),
     methods: tuple[Method, ...] = (),
 ) -> Choice[Request]:
-    """Returns what to give `generate` for these images: the fastest exact way on this machine.
+    """Returns what to give `generate` for these images: the fastest exact way on this
+    machine.
 
-    Tried on a few images are the plain sampler and, with speculation along the denoising chains, the plain
-    sampler and (of models that are not causal) self-speculation; if one of these wins, its neighbours too,
-    with other windows and gammas, coupled drafts, and step by step; what wins then, on all. `methods`: in
-    place of these two.
-    All have one distribution, and the measurement draws numbers of its own: a way chosen by the numbers that
-    it is then run with would favour some images. `generate(*choice.request)` runs the fastest.
+    Tried on a few images are the plain sampler and, with speculation along the
+    denoising chains, the plain sampler and (of models that are not causal)
+    self-speculation; if one of these wins, its neighbours too, with other windows and
+    gammas, coupled drafts, and step by step; what wins then, on all. `methods`: in
+    place of these two. All have one distribution, and the measurement draws numbers of
+    its own: a way chosen by the numbers that it is then run with would favour some
+    images. `generate(*choice.request)` runs the fastest.
     """
-    plain = Request(key, model, labels, Plain(), dataclasses.replace(options, denoise="plain"))
+    plain = Request(
+        key, model, labels, Plain(), dataclasses.replace(options, denoise="plain")
+    )
     ahead = not isinstance(model.network, CausalTokenModel) and options.final_noise
     tried = methods or ((Plain(), _SELF[0]) if ahead else (Plain(),))
-    ways = {"plain": plain, **dict(_along_chains(plain, method, _WINDOWS[0]) for method in tried)}
-    few = _measured({name: way._replace(labels=labels[:_FEW]) for name, way in ways.items()})
+    ways = {
+        "plain": plain,
+        **dict(_along_chains(plain, method, _WINDOWS[0]) for method in tried),
+    }
+    few = _measured(
+        {name: way._replace(labels=labels[:_FEW]) for name, way in ways.items()}
+    )
     best = fastest_of(few, "plain")
     if best != "plain":
         near = _near(ways[best], plain)
         ways |= near
-        few |= _measured({name: way._replace(labels=labels[:_FEW]) for name, way in near.items()})
+        few |= _measured(
+            {name: way._replace(labels=labels[:_FEW]) for name, way in near.items()}
+        )
         best = fastest_of(few, "plain")
     last = best != "plain" and len(labels) > _FEW
     seconds = _measured({name: ways[name] for name in ("plain", best)}) if last else few
@@ -103,11 +122,14 @@ def fastest(
 def _along_chains(plain: Request, method: Method, window: int) -> tuple[str, Request]:
     """Returns the way by the method with speculation along the chains, and its name."""
     options = dataclasses.replace(plain.options, denoise=ChainSpeculation(window))
-    return f"{_name(method)}, window {window}", plain._replace(method=method, options=options)
+    return f"{_name(method)}, window {window}", plain._replace(
+        method=method, options=options
+    )
 
 
 def _near(way: Request, plain: Request) -> dict[str, Request]:
-    """Returns the ways that differ from this one, which won, in one number, or denoise step by step."""
+    """Returns the ways that differ from this one, which won, in one number, or denoise
+    step by step."""
     ways = [_along_chains(plain, way.method, window) for window in _WINDOWS[1:]]
     if way.method.name != "plain":
         ways.append((_name(way.method), plain._replace(method=way.method)))
@@ -119,7 +141,9 @@ def _near(way: Request, plain: Request) -> dict[str, Request]:
 def _name(method: Method) -> str:
     if method.name == "plain":
         return method.name
-    return f"{method.name} {method.ahead}" + " coupled" * (method.criterion_name == CoupledCriterion.name)
+    return f"{method.name} {method.ahead}" + " coupled" * (
+        method.criterion_name == CoupledCriterion.name
+    )
 
 
 def _measured(ways: dict[str, Request]) -> dict[str, float]:

@@ -47,8 +47,8 @@ class Made(NamedTuple):
     """B images of L tokens as they come from a sampler, by position.
 
     tokens: [B, L, d]
-    marks: int8 [B, L] 0 for a token of the target's own, k for an accepted draft and -k for a rejected one,
-        drafted k groups ahead.
+    marks: int8 [B, L] 0 for a token of the target's own, k for an accepted draft and -k
+        for a rejected one, drafted k groups ahead.
     counts: what it took.
     """
 
@@ -58,8 +58,8 @@ class Made(NamedTuple):
 
 
 class ImageTrace(NamedTuple):
-    """What an `Info` tells of images besides: the `marks` of `Made`, and [B] what speculation along the
-    chains did, as in `Work`."""
+    """What an `Info` tells of images besides: the `marks` of `Made`, and [B] what
+    speculation along the chains did, as in `Work`."""
 
     marks: Array
     chain_tested: Array
@@ -67,12 +67,14 @@ class ImageTrace(NamedTuple):
 
 
 def info_of(made: Made, judgement: Exactness, gamma: int, known: Array | None) -> Info:
-    """Returns what happened. gamma: groups drafted ahead; 0 if none are. known: [B, L] tokens it began
-    with."""
+    """Returns what happened. gamma: groups drafted ahead; 0 if none are. known: [B, L]
+    tokens it began with."""
     counts, length = made.counts, made.marks.shape[1]
     target, draft = counts.target, counts.draft
     ahead = jnp.arange(1, gamma + 1, dtype=jnp.int8)
-    by_distance = lambda marks: jnp.sum(marks[..., None] == ahead, axis=1, dtype=jnp.int32)
+    by_distance = lambda marks: jnp.sum(
+        marks[..., None] == ahead, axis=1, dtype=jnp.int32
+    )
     given = 0 if known is None else jnp.sum(known, axis=1, dtype=jnp.int32)
     return Info(
         made=jnp.full_like(counts.rounds, length) - given,
@@ -109,7 +111,9 @@ def calls(rows: int, times: int = 1) -> Calls:
 
 def chain_work(counts: ChainCounts, images: int) -> Work:
     """Adds up by image the counts of chains [R], which come image by image."""
-    by_image = (jnp.sum(a.reshape(images, -1), axis=1, dtype=a.dtype) for a in counts[2:])
+    by_image = (
+        jnp.sum(a.reshape(images, -1), axis=1, dtype=a.dtype) for a in counts[2:]
+    )
     return Work(calls(0, 0), counts.head, *by_image)
 
 

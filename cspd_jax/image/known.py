@@ -1,9 +1,10 @@
 """Known tokens: what of an image stays as it is while the rest is generated.
 
-The order of an image then begins with its known tokens, and its generation at the place of MAR's schedule
-where so many tokens are known: the AR steps before it are left out, and of the step in which that place lies
-only the tokens that are missing are drawn. Every method reads known tokens as it reads tokens it has made, so
-what is exact of a whole image is exact of the rest of one, given what is known.
+The order of an image then begins with its known tokens, and its generation at the place
+of MAR's schedule where so many tokens are known: the AR steps before it are left out,
+and of the step in which that place lies only the tokens that are missing are drawn.
+Every method reads known tokens as it reads tokens it has made, so what is exact of a
+whole image is exact of the rest of one, given what is known.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Array = jax.Array
 class Known:
     """Tokens that stay, for `Options(known=...)`.
 
-    tokens: [N, L, d] by position, or [L, d] for all images; what is not kept may be anything.
+    tokens: [N, L, d] by position, or [L, d] for all images; what is not kept may be
+        anything.
     mask: [N, L] or [L], true where a token stays.
     """
 
@@ -44,28 +46,42 @@ class Kept(NamedTuple):
     number: Array
 
 
-def of_every_image(known: Known, images: int, length: int, dim: int, causal: bool) -> Known:
-    """Returns what is known of each of so many images: tokens [images, length, dim], mask [images, length].
+def of_every_image(
+    known: Known, images: int, length: int, dim: int, causal: bool
+) -> Known:
+    """Returns what is known of each of so many images: tokens [images, length, dim],
+    mask [images, length].
 
-    Raises a ValueError for shapes that do not fit, and for a mask of a causal model that is no prefix.
+    Raises a ValueError for shapes that do not fit, and for a mask of a causal model
+    that is no prefix.
     """
     mask, tokens = np.asarray(known.mask), np.asarray(known.tokens)
     if mask.dtype != bool or mask.shape not in ((length,), (images, length)):
         raise UserError(
-            f"the mask of known tokens is {mask.dtype} {list(mask.shape)}; it must be bool"
+            f"the mask of known tokens is {mask.dtype} {list(mask.shape)}; it must be"
+            " bool"
             f" [{images}, {length}], or [{length}] for all images"
         )
-    mask, tokens = np.broadcast_to(mask, (images, length)), np.broadcast_to(tokens, (images, length, dim))
+    mask, tokens = (
+        np.broadcast_to(mask, (images, length)),
+        np.broadcast_to(tokens, (images, length, dim)),
+    )
     if causal and (mask != (np.arange(length) < np.sum(mask, axis=1)[:, None])).any():
         raise UserError(
-            "a causal model draws each token given those before it, row by row, so only the first tokens of"
-            " an image can be kept (--keep top-half, for example): it knows nothing of what comes later"
+            "a causal model draws each token given those before it, row by row, so only"
+            " the first tokens of"
+            " an image can be kept (--keep top-half, for example): it knows nothing of"
+            " what comes later"
         )
-    return Known(jnp.where(mask[..., None], jnp.asarray(tokens, jnp.float32), 0), jnp.asarray(mask))
+    return Known(
+        jnp.where(mask[..., None], jnp.asarray(tokens, jnp.float32), 0),
+        jnp.asarray(mask),
+    )
 
 
 def known_first(order: Array, mask: Array) -> Array:
-    """Returns the order [B, L] with the positions of the mask [B, L] first; otherwise as it was."""
+    """Returns the order [B, L] with the positions of the mask [B, L] first; otherwise
+    as it was."""
     drawn = ~jnp.take_along_axis(mask, order, axis=1)
     return jnp.take_along_axis(order, jnp.argsort(drawn, axis=1, stable=True), axis=1)
 
@@ -77,7 +93,8 @@ def in_order(known: Known, order: Array, dtype: Any) -> Kept:
 
 
 def put_back(kept: Kept | None, tokens: Array) -> Array:
-    """Returns tokens [B, L + padding, d] with what is known at its places, whatever was written there."""
+    """Returns tokens [B, L + padding, d] with what is known at its places, whatever was
+    written there."""
     if kept is None:
         return tokens
     length = min(kept.tokens.shape[1], tokens.shape[1])

@@ -1,7 +1,8 @@
-"""Lossy shortcuts of the plain sampler: fewer denoising steps for later tokens (DiSA), and a checkerboard
-that is completed in a few AR steps (GtR).
+"""Lossy shortcuts of the plain sampler: fewer denoising steps for later tokens (DiSA),
+and a checkerboard that is completed in a few AR steps (GtR).
 
-Either draws from another distribution than the plain sampler. docs/benchmarks.md says at what cost.
+Either draws from another distribution than the plain sampler. docs/benchmarks.md says
+at what cost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Annealing:
 
     first: denoising steps of the first tokens.
     last: of the last ones.
-    levels: how many different numbers of steps there are at most; the sampler is compiled for each.
+    levels: how many different numbers of steps there are at most; the sampler is
+        compiled for each.
     """
 
     first: int = 50
@@ -39,31 +41,39 @@ class Annealing:
         for step in range(ar_steps):
             level = min(levels - 1, step * levels // max(1, ar_steps - 1))
             progress = level / max(1, levels - 1)
-            found.append(math.floor(self.first + (self.last - self.first) * progress + 0.5))
+            found.append(
+                math.floor(self.first + (self.last - self.first) * progress + 0.5)
+            )
         return found
 
     def respacings(self, respacing: str, ar_steps: int) -> list[str]:
-        """Returns the respacing of each AR step, of the kind of `respacing`: "50", or "ddim50"."""
+        """Returns the respacing of each AR step, of the kind of `respacing`: "50", or
+        "ddim50"."""
         return [_of_kind(respacing, steps) for steps in self.steps(ar_steps)]
 
     @property
     def why(self) -> str:
         """Says why it is lossy, in one clause."""
         return (
-            f"denoising steps are annealed from {self.first} to {self.last} along the AR steps (DiSA), which"
+            f"denoising steps are annealed from {self.first} to {self.last} along the"
+            " AR steps (DiSA), which"
             " is another distribution than the plain sampler's"
         )
 
 
 def _of_kind(respacing: str, steps: int) -> str:
-    """Returns the respacing to so many steps; "ddim", which takes whole strides, to the nearest possible
-    number."""
+    """Returns the respacing to so many steps; "ddim", which takes whole strides, to the
+    nearest possible number."""
     if respacing.startswith("ddim"):
-        counts = {len(range(0, NUM_TRAIN_STEPS, stride)) for stride in range(1, NUM_TRAIN_STEPS)}
+        counts = {
+            len(range(0, NUM_TRAIN_STEPS, stride))
+            for stride in range(1, NUM_TRAIN_STEPS)
+        }
         return f"ddim{min(counts, key=lambda count: (abs(count - steps), count))}"
     if not respacing.strip().isdecimal():
         raise UserError(
-            f"annealing has no schedules of the kind of {respacing!r:.40}; it goes with a respacing such as"
+            f"annealing has no schedules of the kind of {respacing!r:.40}; it goes with"
+            " a respacing such as"
             " 100 or ddim100"
         )
     return str(steps)
@@ -71,11 +81,11 @@ def _of_kind(respacing: str, steps: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Checkerboard:
-    """The tokens of one colour of a checkerboard in random order, then the others in few AR steps (GtR).
-    Lossy.
+    """The tokens of one colour of a checkerboard in random order, then the others in
+    few AR steps (GtR). Lossy.
 
-    last_steps: AR steps for the others, the last of all AR steps. One step draws them all, independently of
-        one another.
+    last_steps: AR steps for the others, the last of all AR steps. One step draws them
+        all, independently of one another.
     """
 
     last_steps: int = dataclasses.field(default=1, metadata={"report": "rest"})
@@ -89,23 +99,33 @@ class Checkerboard:
         return self.first(length) + self.last_steps
 
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
-        """Returns the groups of all AR steps, each stage by the cosine schedule over its own tokens."""
+        """Returns the groups of all AR steps, each stage by the cosine schedule over
+        its own tokens."""
         check_square(length)
         if num_iter <= self.last_steps:
             raise UserError(
-                f"num_iter is {num_iter}, and the last {self.last_steps} AR steps complete the checkerboard;"
+                f"num_iter is {num_iter}, and the last {self.last_steps} AR steps"
+                " complete the checkerboard;"
                 f" it must be at least {self.last_steps + 1}"
             )
         first = self.first(length)
-        stages = ((0, first, num_iter - self.last_steps), (first, length - first, self.last_steps))
+        stages = (
+            (0, first, num_iter - self.last_steps),
+            (first, length - first, self.last_steps),
+        )
         return tuple(
-            Group(start + g.start, g.size, min(start + g.start + g.size, length - 1) / length)
+            Group(
+                start + g.start,
+                g.size,
+                min(start + g.start + g.size, length - 1) / length,
+            )
             for start, tokens, steps in stages
             for g in reveal_groups(tokens, steps)
         )
 
     def order(self, key: Array, length: int) -> Array:
-        """Returns a random order of the positions [L], those of the first colour first."""
+        """Returns a random order of the positions [L], those of the first colour
+        first."""
         order = random_order(key, length)
         return order[jnp.argsort(_colour(order, length), stable=True)]
 
@@ -114,7 +134,8 @@ class Checkerboard:
         """Says why it is lossy, in one clause."""
         steps = "one AR step" if self.last_steps == 1 else f"{self.last_steps} AR steps"
         return (
-            f"one colour of a checkerboard is drawn first and the other in {steps} (GtR), which is another"
+            f"one colour of a checkerboard is drawn first and the other in {steps}"
+            " (GtR), which is another"
             " distribution than the plain sampler's"
         )
 

@@ -1,6 +1,7 @@
 """The ways to generate images, as objects.
 
-A method is frozen and hashable. It decides what is compiled; parameters, keys and labels travel beside it.
+A method is frozen and hashable. It decides what is compiled; parameters, keys and
+labels travel beside it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Method(Protocol):
     """What `generate` asks of a method.
 
     name: "plain", "self" or "draft", as reports say it.
-    needs_final_noise: True or False if the method works only with or only without noise in the last denoising
-        step; None if it works with both.
+    needs_final_noise: True or False if the method works only with or only without noise
+        in the last denoising step; None if it works with both.
     """
 
     name: ClassVar[str]
@@ -54,7 +55,14 @@ class Method(Protocol):
         """Groups drafted ahead, at most; 0 if nothing is drafted."""
         return 0
 
-    def run(self, network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Made:
+    def run(
+        self,
+        network: TokenModel,
+        params: Any,
+        keys: Array,
+        labels: Array,
+        options: Options,
+    ) -> Made:
         """Generates a batch in one jitted call; traceable. options: settled."""
 
     def steps(
@@ -66,8 +74,8 @@ class Method(Protocol):
         options: Options,
         pieces: int | None = None,
     ) -> Steps:
-        """Generates a batch in about so many pieces (as small as they come): yields how many tokens are
-        known, [] or [B], and what there is, zero elsewhere."""
+        """Generates a batch in about so many pieces (as small as they come): yields how
+        many tokens are known, [] or [B], and what there is, zero elsewhere."""
 
     def exactness(self, options: Options) -> Exactness:
         """Says whether it is lossless, and why; draws that were given up aside."""
@@ -79,11 +87,19 @@ class Method(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Method):
-    """One AR step after the other: MAR's own sampler, and the reference for all others."""
+    """One AR step after the other: MAR's own sampler, and the reference for all
+    others."""
 
     name: ClassVar[str] = "plain"
 
-    def run(self, network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Made:
+    def run(
+        self,
+        network: TokenModel,
+        params: Any,
+        keys: Array,
+        labels: Array,
+        options: Options,
+    ) -> Made:
         return sampler.sample(network, params, keys, labels, options)
 
     def steps(self, *batch: Any) -> Steps:
@@ -91,16 +107,20 @@ class Plain(Method):
 
     def exactness(self, options: Options) -> Exactness:
         if options.shortcuts:
-            return Exactness(False, "; and ".join(shortcut.why for shortcut in options.shortcuts))
+            return Exactness(
+                False, "; and ".join(shortcut.why for shortcut in options.shortcuts)
+            )
         if options.chain is None:
             return Exactness(
                 True,
-                "the plain sampler is the reference itself: every token is drawn from the target's own"
+                "the plain sampler is the reference itself: every token is drawn from"
+                " the target's own"
                 " distribution",
             )
         return Exactness(
             True,
-            "every denoising step is an accepted draft or a draw from the residual; together they have the"
+            "every denoising step is an accepted draft or a draw from the residual;"
+            " together they have the"
             " target's own distribution",
         )
 
@@ -130,8 +150,11 @@ class _Rounds(Method):
         return self.gamma
 
     def speculation(self, groups: int) -> Speculation:
-        """Returns the static options of the rounds of so many groups: no more is drafted than there is."""
-        most = groups - (self.draft_model is None)  # the first group is not drafted by the target itself
+        """Returns the static options of the rounds of so many groups: no more is
+        drafted than there is."""
+        most = groups - (
+            self.draft_model is None
+        )  # the first group is not drafted by the target itself
         gamma = min(self.gamma, max(1, most))
         return Speculation(self.criterion, gamma, self.draft_cost, self.prefill)
 
@@ -142,11 +165,26 @@ class _Rounds(Method):
             "draft": None if draft is None else Draft(draft.network, draft.params),
         }
 
-    def run(self, network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Made:
-        return rounds.sample(network, params, keys, labels, options, **self._given(network, options))
+    def run(
+        self,
+        network: TokenModel,
+        params: Any,
+        keys: Array,
+        labels: Array,
+        options: Options,
+    ) -> Made:
+        return rounds.sample(
+            network, params, keys, labels, options, **self._given(network, options)
+        )
 
     def steps(
-        self, network: TokenModel, params: Any, keys: Array, labels: Array, options: Options, *pieces: Any
+        self,
+        network: TokenModel,
+        params: Any,
+        keys: Array,
+        labels: Array,
+        options: Options,
+        *pieces: Any,
     ) -> Steps:
         given = self._given(network, options)
         return rounds.stream(network, params, keys, labels, options, *pieces, **given)
@@ -155,33 +193,41 @@ class _Rounds(Method):
         return self.criterion.exactness()
 
     def describe(self) -> dict[str, Any]:
-        own = reported(Speculation(self.criterion, self.gamma, self.draft_cost, self.prefill))
+        own = reported(
+            Speculation(self.criterion, self.gamma, self.draft_cost, self.prefill)
+        )
         return {**own, **own["criterion"], "criterion": self.criterion_name}
 
 
 @documented
 @dataclasses.dataclass(frozen=True)
 class SelfSpeculation(_Rounds):
-    """The target drafts its own next groups and verifies their denoising paths. Exact, no second model."""
+    """The target drafts its own next groups and verifies their denoising paths. Exact,
+    no second model."""
 
-    gamma: int = option(8, "AR steps drafted ahead, at most (default: 8)", flags=("--gamma",), type=int)
+    gamma: int = option(
+        8, "AR steps drafted ahead, at most (default: 8)", flags=("--gamma",), type=int
+    )
     _: dataclasses.KW_ONLY
     draft_cost: float | None = option(
         None,
-        "the cost of a drafted AR step as a share of a target's; with it each image drafts as many as pay off"
+        "the cost of a drafted AR step as a share of a target's; with it each image"
+        " drafts as many as pay off"
         " at its acceptance so far",
         flags=("--adapt",),
         type=float,
     )
     prefill: float = option(
         0.0,
-        "above 0, the first 1 + PREFILL x AR steps come from the target alone (default: 0)",
+        "above 0, the first 1 + PREFILL x AR steps come from the target alone (default:"
+        " 0)",
         flags=("--prefill",),
         type=float,
     )
     coupled: bool = option(
         False,
-        "on or off: what lies behind a rejected draft is kept, with a new law, in place of being dropped:"
+        "on or off: what lies behind a rejected draft is kept, with a new law, in place"
+        " of being dropped:"
         " fewer rounds where many are drafted (off)",
         flags=("--coupled",),
         type=bool,
@@ -200,7 +246,8 @@ class DraftSpeculation(_Rounds):
     """A smaller model drafts the next groups, and the target verifies them.
 
     draft: the smaller model, of the same tokens.
-    criterion: PathCriterion() is exact; PaperCriterion() is Algorithm 1 of the paper, and lossy as printed.
+    criterion: PathCriterion() is exact; PaperCriterion() is Algorithm 1 of the paper,
+        and lossy as printed.
     gamma, draft_cost, prefill: as for `SelfSpeculation`.
     """
 
@@ -219,10 +266,12 @@ class DraftSpeculation(_Rounds):
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedRunner(Method):
-    """The published implementation of the paper, number for number. Lossy: see `image.released`.
+    """The published implementation of the paper, number for number. Lossy: see
+    `image.released`.
 
     draft: the smaller model, of the same tokens.
-    gamma, prefill, inner_temperature, max_resamples: as of `image.released.RunnerOptions`.
+    gamma, prefill, inner_temperature, max_resamples: as of
+        `image.released.RunnerOptions`.
     """
 
     draft: ImageModel
@@ -234,7 +283,9 @@ class ReleasedRunner(Method):
     name: ClassVar[str] = "draft"
     needs_final_noise: ClassVar[bool | None] = False
     criterion_name: ClassVar[str | None] = "official"
-    ahead: ClassVar[int] = 1  # marks of a token say whether it stayed, not how far it was drafted ahead
+    ahead: ClassVar[int] = (
+        1  # marks of a token say whether it stayed, not how far it was drafted ahead
+    )
 
     @property
     def draft_model(self) -> ImageModel:
@@ -242,11 +293,22 @@ class ReleasedRunner(Method):
 
     @property
     def runner(self) -> RunnerOptions:
-        return RunnerOptions(self.gamma, self.prefill, self.inner_temperature, self.max_resamples)
+        return RunnerOptions(
+            self.gamma, self.prefill, self.inner_temperature, self.max_resamples
+        )
 
-    def run(self, network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Made:
+    def run(
+        self,
+        network: TokenModel,
+        params: Any,
+        keys: Array,
+        labels: Array,
+        options: Options,
+    ) -> Made:
         draft = Draft(self.draft.network, self.draft.params)
-        return released.sample(network, params, keys, labels, options, runner=self.runner, draft=draft)
+        return released.sample(
+            network, params, keys, labels, options, runner=self.runner, draft=draft
+        )
 
     def steps(self, network: TokenModel, *batch: Any) -> Steps:
         yield network.seq_len, self.run(network, *batch[:4])
@@ -254,8 +316,10 @@ class ReleasedRunner(Method):
     def exactness(self, options: Options) -> Exactness:
         return Exactness(
             False,
-            "the released runner judges drafts in the context before their block, keeps what follows a"
-            " rejection, and widens its test: its images do not have the target's distribution",
+            "the released runner judges drafts in the context before their block, keeps"
+            " what follows a"
+            " rejection, and widens its test: its images do not have the target's"
+            " distribution",
         )
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The options of a generation: one list for Python, the command line, reports, and what is compiled."""
+"""The options of a generation: one list for Python, the command line, reports, and what
+is compiled."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from cspd_jax._utils.options import documented, option
 
-if TYPE_CHECKING:  # the command line makes its flags of this module and answers before jax is loaded
+if (
+    TYPE_CHECKING
+):  # the command line makes its flags of this module and answers before jax is loaded
     from jax import Array
 
     from cspd_jax.image.chain import ChainSpeculation
@@ -22,13 +25,15 @@ if TYPE_CHECKING:  # the command line makes its flags of this module and answers
 class Options:
     """How images are generated, whatever the method.
 
-    `resolve` checks them against a model and fills in what the model decides. They are handed on as they are,
-    into jitted functions too: a pytree of what compiles nothing new, the rest static.
+    `resolve` checks them against a model and fills in what the model decides. They are
+    handed on as they are, into jitted functions too: a pytree of what compiles nothing
+    new, the rest static.
     """
 
     denoise: ChainSpeculation | str = option(
         "plain",
-        "plain: denoising steps one at a time; speculative: drafted and verified together, with the same"
+        "plain: denoising steps one at a time; speculative: drafted and verified"
+        " together, with the same"
         " distribution",
         report="chain",
         static=True,
@@ -36,11 +41,16 @@ class Options:
         choices=("plain", "speculative"),
     )
     num_iter: int | None = option(
-        None, "AR steps (default: one per token)", flags=("--num-iter",), static=True, type=int
+        None,
+        "AR steps (default: one per token)",
+        flags=("--num-iter",),
+        static=True,
+        type=int,
     )
     respacing: str | int | None = option(
         None,
-        'denoising steps, for example "100" or "ddim50"; of a flow head its noisy steps, as in "50"'
+        'denoising steps, for example "100" or "ddim50"; of a flow head its noisy'
+        ' steps, as in "50"'
         " (default: as the model was made for)",
         flags=("--steps",),
         metavar="STEPS",
@@ -64,7 +74,8 @@ class Options:
     )
     final_noise: bool = option(
         True,
-        "noise in the last denoising step, of standard deviation 0.006, without which the steps of drafts"
+        "noise in the last denoising step, of standard deviation 0.006, without which"
+        " the steps of drafts"
         " cannot be verified; off is MAR's own sampler (default: on; a flow has none)",
         static=True,
         flags=("--final-noise",),
@@ -75,30 +86,39 @@ class Options:
         None, "drafts denoising steps, in place of the calibrated drafter", report=""
     )
     draft_drafter: ChainDrafter | None = option(
-        None, "drafts denoising steps of the draft model, in place of the calibrated drafter", report=""
+        None,
+        "drafts denoising steps of the draft model, in place of the calibrated drafter",
+        report="",
     )
     anneal: Annealing | None = option(
         None,
-        "lossy: denoising steps fall from FIRST to LAST along the AR steps, for example 50:5 (DiSA)",
+        "lossy: denoising steps fall from FIRST to LAST along the AR steps, for example"
+        " 50:5 (DiSA)",
         static=True,
     )
     order: Checkerboard | Raster | Spread | None = option(
         None,
-        "in which tokens are revealed; spread: each far from the last eight, another distribution (default:"
+        "in which tokens are revealed; spread: each far from the last eight, another"
+        " distribution (default:"
         " at random, as MAR does)",
         report="reveal",
         static=True,
     )
     known: Known | None = option(
-        None, "tokens that stay as they are; the rest is generated given them", report=""
+        None,
+        "tokens that stay as they are; the rest is generated given them",
+        report="",
     )
     prefix_buckets: int | None = option(
         None,
-        "prefix lengths that the encoder is compiled for; each AR step uses the shortest that will do",
+        "prefix lengths that the encoder is compiled for; each AR step uses the"
+        " shortest that will do",
         static=True,
     )
     guided: bool | None = option(
-        None, "whether an unconditional half runs (default: where cfg is not 1)", static=True
+        None,
+        "whether an unconditional half runs (default: where cfg is not 1)",
+        static=True,
     )
 
     @property
@@ -109,11 +129,16 @@ class Options:
     @property
     def shortcuts(self) -> tuple[Any, ...]:
         """What makes the distribution another one than the plain sampler's."""
-        return tuple(shortcut for shortcut in (self.anneal, self.order) if hasattr(shortcut, "why"))
+        return tuple(
+            shortcut
+            for shortcut in (self.anneal, self.order)
+            if hasattr(shortcut, "why")
+        )
 
     @property
     def separate_first(self) -> bool:
-        """Whether the halves of guidance draw their first tokens apart, as SphereAR's do: its scale is 1."""
+        """Whether the halves of guidance draw their first tokens apart, as SphereAR's
+        do: its scale is 1."""
         from cspd_jax.image.order import RISING
 
         return bool(self.guided) and self.cfg_schedule == RISING
@@ -123,7 +148,11 @@ class Options:
         from cspd_jax.image.order import reveal_groups
 
         num_iter = length if self.num_iter is None else self.num_iter
-        return reveal_groups(length, num_iter) if self.order is None else self.order.groups(length, num_iter)
+        return (
+            reveal_groups(length, num_iter)
+            if self.order is None
+            else self.order.groups(length, num_iter)
+        )
 
     def respacings(self, length: int) -> list[str]:
         """Returns the respacing of each of those AR steps."""

@@ -15,10 +15,11 @@ Array = jax.Array
 
 
 class Group(NamedTuple):
-    """Tokens revealed together by one AR step: `size` of them, from index `start` of the reveal order.
+    """Tokens revealed together by one AR step: `size` of them, from index `start` of
+    the reveal order.
 
-    `revealed` is the share of tokens known after the step as MAR's linear guidance counts it (it keeps one
-    token back at the last step).
+    `revealed` is the share of tokens known after the step as MAR's linear guidance
+    counts it (it keeps one token back at the last step).
     """
 
     start: int
@@ -27,20 +28,21 @@ class Group(NamedTuple):
 
 
 def prefix_lengths(length: int, buckets: int) -> list[int]:
-    """Returns the lengths of the encoder's prefix that are compiled: each AR step has the shortest that will
-    do."""
+    """Returns the lengths of the encoder's prefix that are compiled: each AR step has
+    the shortest that will do."""
     unit = -(-length // buckets)
     return [min(length, unit * (i + 1)) for i in range(-(-length // unit))]
 
 
 def random_order(key: Array, length: int) -> Array:
-    """Returns a random order of the positions, [L]: the first entry is generated first."""
+    """Returns a random order of the positions, [L]: the first entry is generated
+    first."""
     return jax.random.permutation(key, length)
 
 
 def mask_lengths(length: int, num_iter: int) -> list[int]:
-    """Returns how many tokens MAR leaves masked after each of the `num_iter` AR steps (the last one
-    aside)."""
+    """Returns how many tokens MAR leaves masked after each of the `num_iter` AR steps
+    (the last one aside)."""
     lengths, previous = [], length
     for step in range(num_iter):
         cosine = math.floor(length * math.cos(math.pi / 2 * (step + 1) / num_iter))
@@ -50,7 +52,8 @@ def mask_lengths(length: int, num_iter: int) -> list[int]:
 
 
 def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
-    """Returns the groups of all AR steps that reveal something (with num_iter > L some reveal nothing)."""
+    """Returns the groups of all AR steps that reveal something (with num_iter > L some
+    reveal nothing)."""
     groups, known = [], 0
     lengths = mask_lengths(length, num_iter)
     for step, masked in enumerate(lengths):
@@ -64,7 +67,9 @@ def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
 def check_square(length: int) -> None:
     """Raises a UserError for an order on a square grid of tokens that are no square."""
     if math.isqrt(length) ** 2 != length:
-        raise UserError(f"the model's {length} tokens are no square, which this order needs")
+        raise UserError(
+            f"the model's {length} tokens are no square, which this order needs"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +87,9 @@ class Raster:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Each token far from the last ones, on a square grid: its distance to the nearest of them is the
-    greatest there is. Another distribution than in random order: that of the plain sampler in this one.
+    """Each token far from the last ones, on a square grid: its distance to the nearest
+    of them is the greatest there is. Another distribution than in random order: that of
+    the plain sampler in this one.
 
     last: how many of the tokens before it are kept away from.
     """
@@ -96,25 +102,32 @@ class Spread:
         return reveal_groups(length, num_iter)
 
     def order(self, key: Array, length: int) -> Array:
-        """Returns the positions, [L]. Of several that are as far, the next is the first of them in a random
-        order."""
+        """Returns the positions, [L]. Of several that are as far, the next is the first
+        of them in a random order."""
         positions, side = random_order(key, length), math.isqrt(length)
         row, column, last = positions // side, positions % side, min(self.last, length)
 
-        def reveal(state: tuple[Array, Array], step: Array) -> tuple[tuple[Array, Array], Array]:
-            squares, hidden = state  # of the distances to the last ones, [last, L]; what is left, [L]
+        def reveal(
+            state: tuple[Array, Array], step: Array
+        ) -> tuple[tuple[Array, Array], Array]:
+            squares, hidden = (
+                state  # of the distances to the last ones, [last, L]; what is left, [L]
+            )
             i = jnp.argmax(jnp.where(hidden, squares.min(axis=0), -1))
             to_it = (row - row[i]) ** 2 + (column - column[i]) ** 2
             return (squares.at[step % last].set(to_it), hidden.at[i].set(False)), i
 
         none = jnp.full((last, length), 2 * length)  # farther than any
-        _, chosen = jax.lax.scan(reveal, (none, jnp.ones(length, bool)), jnp.arange(length))
+        _, chosen = jax.lax.scan(
+            reveal, (none, jnp.ones(length, bool)), jnp.arange(length)
+        )
         return positions[chosen]
 
 
 # What "linear" guidance means differs between published samplers.
 RISING = "linear-before"  # in the tokens before this one: from exactly 1 (SphereAR)
-FALLING = "linear-falling"  # in the tokens that are left, this one included: down from cfg (NextStep-1)
+# in the tokens that are left, this one included: down from cfg (NextStep-1)
+FALLING = "linear-falling"
 
 
 _SHARES = {
@@ -124,8 +137,11 @@ _SHARES = {
 }
 
 
-def guidance_scale(groups: tuple[Group, ...], cfg: Array | float, schedule: str) -> Array:
-    """Returns the guidance scale of each group: constant, or linear in the share of tokens revealed.
+def guidance_scale(
+    groups: tuple[Group, ...], cfg: Array | float, schedule: str
+) -> Array:
+    """Returns the guidance scale of each group: constant, or linear in the share of
+    tokens revealed.
 
     cfg: one number, or one for each image, [B]. -> [S], or [S, B].
     """

@@ -12,26 +12,38 @@ from cspd_jax.check import UserError
 from cspd_jax.image.regions import size_of
 from cspd_jax.models import VAE, ImageModel
 from cspd_jax.networks import autoencoder, sphere_vae
-from cspd_jax.networks.config import LATENT_SCALE, FluxConfig, KLConfig, NextStepConfig, SphereVAEConfig
+from cspd_jax.networks.config import (
+    LATENT_SCALE,
+    FluxConfig,
+    KLConfig,
+    NextStepConfig,
+    SphereVAEConfig,
+)
 
 Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
 
 _DECODED_TOGETHER = 8  # images per call of the autoencoder,
 _PIXELS_TOGETHER = 2**19  # unless they have more pixels than these
-_NAMES = {KLConfig: "a KL-16", FluxConfig: "a FLUX-type one", SphereVAEConfig: "an S-VAE"}
+_NAMES = {
+    KLConfig: "a KL-16",
+    FluxConfig: "a FLUX-type one",
+    SphereVAEConfig: "an S-VAE",
+}
 
 
 def patchify(images: Array, patch: int) -> Array:
-    """Cuts [B, H, W, C] into tokens [B, (H/p)(W/p), C p p]; inside a token the order is channel, row,
-    column."""
+    """Cuts [B, H, W, C] into tokens [B, (H/p)(W/p), C p p]; inside a token the order is
+    channel, row, column."""
     b, h, w, c = images.shape
     grid = images.reshape(b, h // patch, patch, w // patch, patch, c)
-    return grid.transpose(0, 1, 3, 5, 2, 4).reshape(b, (h // patch) * (w // patch), c * patch * patch)
+    return grid.transpose(0, 1, 3, 5, 2, 4).reshape(
+        b, (h // patch) * (w // patch), c * patch * patch
+    )
 
 
 def unpatchify(tokens: Array, patch: int, rows: int | None = None) -> Array:
-    """Joins tokens as the inverse of `patchify`: [B, L, C p p] -> [B, H, W, C]. rows: of tokens (those of a
-    square image)."""
+    """Joins tokens as the inverse of `patchify`: [B, L, C p p] -> [B, H, W, C]. rows:
+    of tokens (those of a square image)."""
     b, length, dim = tokens.shape
     rows, c = rows or round(length**0.5), dim // patch**2
     columns = length // rows
@@ -39,44 +51,63 @@ def unpatchify(tokens: Array, patch: int, rows: int | None = None) -> Array:
     return grid.transpose(0, 1, 4, 2, 5, 3).reshape(b, rows * patch, columns * patch, c)
 
 
-def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None = None) -> np.ndarray:
-    """Turns tokens [N, L, d] into uint8 images [N, H, W, C]. Models on latents (vae_stride > 1) need the
-    `vae`.
+def to_images(
+    model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None = None
+) -> np.ndarray:
+    """Turns tokens [N, L, d] into uint8 images [N, H, W, C]. Models on latents
+    (vae_stride > 1) need the `vae`.
 
     Values that are not numbers become black.
     """
     check_vae(model, vae)
     if vae is None:
         return as_bytes(unpatchify(np.asarray(tokens), model.config.patch_size))
-    latents = np.asarray(tokens, np.float32) if _on_sphere(model) else to_latents(model, tokens)
+    latents = (
+        np.asarray(tokens, np.float32)
+        if _on_sphere(model)
+        else to_latents(model, tokens)
+    )
     return _decode(vae, latents)
 
 
-def to_tokens(model: ImageModel, images: np.ndarray, vae: VAE | None = None) -> np.ndarray:
-    """Turns uint8 images [N, H, W, C] into tokens [N, L, d], the inverse of `to_images`. Models on latents
-    need the `vae`; a token is the mean of what its encoder says."""
+def to_tokens(
+    model: ImageModel, images: np.ndarray, vae: VAE | None = None
+) -> np.ndarray:
+    """Turns uint8 images [N, H, W, C] into tokens [N, L, d], the inverse of
+    `to_images`. Models on latents need the `vae`; a token is the mean of what its
+    encoder says."""
     check_vae(model, vae)
     config, images = model.config, np.asarray(images)
     shape = (*size_of(model), config.latent_channels if vae is None else 3)
     if images.dtype != np.uint8 or images.shape[1:] != shape:
-        raise UserError(f"the images are {images.dtype} {list(images.shape)}, not uint8 [N, *{list(shape)}]")
+        raise UserError(
+            f"the images are {images.dtype} {list(images.shape)}, not uint8 [N,"
+            f" *{list(shape)}]"
+        )
     pixels = images.astype(np.float32) / 127.5 - 1
     if vae is None:
         return patchify(pixels, config.patch_size)
-    one_by_one = (_encode(vae.config, vae.params, image[None], vae.dtype) for image in pixels)
+    one_by_one = (
+        _encode(vae.config, vae.params, image[None], vae.dtype) for image in pixels
+    )
     latents = np.concatenate([np.asarray(latent) for latent in one_by_one])
     if _on_sphere(model):
         return latents
     if isinstance(vae.config, FluxConfig):
-        return patchify((latents - vae.config.shift) * vae.config.scale, config.patch_size)
+        return patchify(
+            (latents - vae.config.shift) * vae.config.scale, config.patch_size
+        )
     return patchify(latents * LATENT_SCALE, config.patch_size)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _encode(config: KLConfig | SphereVAEConfig, params, images, dtype):
-    """Returns the means of latents; of an S-VAE the tokens that lie in their directions."""
+    """Returns the means of latents; of an S-VAE the tokens that lie in their
+    directions."""
     if isinstance(config, SphereVAEConfig):
-        return sphere_vae.encode(config, params, images, dtype).mu * config.latent_dim**0.5
+        return (
+            sphere_vae.encode(config, params, images, dtype).mu * config.latent_dim**0.5
+        )
     mean = autoencoder.encode(config, params, images, dtype).mean
     if not isinstance(config, FluxConfig) or not config.normalised:
         return mean
@@ -87,7 +118,8 @@ def _encode(config: KLConfig | SphereVAEConfig, params, images, dtype):
 
 
 def _on_sphere(model: ImageModel) -> bool:
-    """Says whether the model's tokens are those of an S-VAE, which are its latents as they are."""
+    """Says whether the model's tokens are those of an S-VAE, which are its latents as
+    they are."""
     return getattr(model.config, "on_sphere", False)
 
 
@@ -98,25 +130,31 @@ def as_bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
 
 
 def _sphere_bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
-    """Turns [-1, 1] into uint8 by the formula of SphereAR: in float32 another one gives other bytes, if
-    rarely."""
+    """Turns [-1, 1] into uint8 by the formula of SphereAR: in float32 another one gives
+    other bytes, if rarely."""
     pixels = np.nan_to_num(np.asarray(pixels, np.float32), nan=-1.0)
     return np.clip(127.5 * pixels + 128, 0, 255).astype(np.uint8)
 
 
 def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
-    """Turns tokens [N, L, d] into float32 latents [N, h, w, c] as an autoencoder's decoder takes them."""
+    """Turns tokens [N, L, d] into float32 latents [N, h, w, c] as an autoencoder's
+    decoder takes them."""
     config = model.config
     scale = 1 if _on_sphere(model) else getattr(config, "latent_scale", LATENT_SCALE)
-    latents = unpatchify(np.asarray(tokens), config.patch_size, getattr(config, "rows", None))
+    latents = unpatchify(
+        np.asarray(tokens), config.patch_size, getattr(config, "rows", None)
+    )
     return np.asarray(latents, np.float32) / scale
 
 
 def check_vae(model: ImageModel, vae: VAE | None) -> None:
-    """Raises a UserError unless the autoencoder (None for a model that makes pixels) is of this model's
-    latents."""
+    """Raises a UserError unless the autoencoder (None for a model that makes pixels) is
+    of this model's latents."""
     if vae is None and model.config.vae_stride != 1:
-        raise UserError(f"{model.name} has latents; give the autoencoder that they are of (vae, --vae)")
+        raise UserError(
+            f"{model.name} has latents; give the autoencoder that they are of (vae,"
+            " --vae)"
+        )
     if vae is None:
         return
     wanted: type = KLConfig
@@ -127,14 +165,18 @@ def check_vae(model: ImageModel, vae: VAE | None) -> None:
     have = (type(vae.config), vae.config.embed_dim, vae.config.stride)
     if have != (wanted, model.config.latent_channels, model.config.vae_stride):
         raise UserError(
-            f"the autoencoder {vae.name} does not fit {model.name}: it is {_NAMES[have[0]]} of {have[1]}"
-            f" channels, stride {have[2]}, and the model has the latents of {_NAMES[wanted]}:"
-            f" {model.config.latent_channels} channels, stride {model.config.vae_stride}"
+            f"the autoencoder {vae.name} does not fit {model.name}: it is"
+            f" {_NAMES[have[0]]} of {have[1]}"
+            f" channels, stride {have[2]}, and the model has the latents of"
+            f" {_NAMES[wanted]}:"
+            f" {model.config.latent_channels} channels, stride"
+            f" {model.config.vae_stride}"
         )
 
 
 def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
-    """Decodes latents to uint8 images [N, H, W, 3], a few at a time: only bytes are kept of all."""
+    """Decodes latents to uint8 images [N, H, W, 3], a few at a time: only bytes are
+    kept of all."""
     to_bytes = _sphere_bytes if isinstance(vae.config, SphereVAEConfig) else as_bytes
     if isinstance(vae.config, FluxConfig):
         latents = latents / np.float32(vae.config.scale) + np.float32(vae.config.shift)
@@ -145,8 +187,14 @@ def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
     parts = []
     for i in range(0, count, size):
         some = latents[i : i + size]
-        padded = np.concatenate([some, np.zeros((size - len(some), *some.shape[1:]), some.dtype)])
-        parts.append(to_bytes(decode_batch(vae.config, vae.params, padded, vae.dtype))[: len(some)])
+        padded = np.concatenate(
+            [some, np.zeros((size - len(some), *some.shape[1:]), some.dtype)]
+        )
+        parts.append(
+            to_bytes(decode_batch(vae.config, vae.params, padded, vae.dtype))[
+                : len(some)
+            ]
+        )
     return np.concatenate(parts)
 
 

@@ -1,7 +1,8 @@
-"""Prompts for models that make images from text: bound to a model, they are its classes.
+"""Prompts for models that make images from text: bound to a model, they are its
+classes.
 
-Whatever takes class labels then takes the numbers of the prompts, 0, 1, 2 and so on, and -1 for the
-unconditional prompt, which is also what guidance is measured from.
+Whatever takes class labels then takes the numbers of the prompts, 0, 1, 2 and so on,
+and -1 for the unconditional prompt, which is also what guidance is measured from.
 """
 
 from __future__ import annotations
@@ -33,18 +34,23 @@ def bind(
 ) -> ImageModel:
     """Makes these prompts the classes of the model.
 
-    prompts: ids, each with all that comes before the image (see `ask`). They are padded on the left; the
-        positions that the model sees count the padding, which changes nothing but rounding.
+    prompts: ids, each with all that comes before the image (see `ask`). They are padded
+        on the left; the positions that the model sees count the padding, which changes
+        nothing but rounding.
     negative: the ids of the unconditional prompt.
     grid: tokens along the height and the width of the images (the model's own).
-    normalise: tokens are normalised where their chains end (as the model's configuration says).
+    normalise: tokens are normalised where their chains end (as the model's
+        configuration says).
     texts: one for each prompt, as captions.
     """
     config = _config(model)
     rows = [list(row) for row in (*prompts, negative)]
     for row in rows:
         for wrong in (i for i in row if not 0 <= i < config.lm.vocab_size):
-            raise UserError(f"id {wrong} in a prompt is not one of the model's {config.lm.vocab_size} ids")
+            raise UserError(
+                f"id {wrong} in a prompt is not one of the model's"
+                f" {config.lm.vocab_size} ids"
+            )
     longest = max(map(len, rows))
     table = np.full((len(rows), longest), PADDING, np.int32)
     for place, row in zip(table, rows):
@@ -59,7 +65,8 @@ def bind(
     )
     if longest + config.seq_len > config.lm.max_positions:
         raise UserError(
-            f"a prompt of {longest} ids and {config.seq_len} tokens of an image are more than the"
+            f"a prompt of {longest} ids and {config.seq_len} tokens of an image are"
+            " more than the"
             f" {config.lm.max_positions} positions that the model was made for"
         )
     params = None
@@ -67,7 +74,9 @@ def bind(
         ids = jnp.asarray(table) if model.mesh is None else replicate(model.mesh, table)
         params = {**model.params, PROMPTS: ids}
     network = dataclasses.replace(model.network, config=config)
-    return dataclasses.replace(model, network=network, params=params, class_names=tuple(texts))
+    return dataclasses.replace(
+        model, network=network, params=params, class_names=tuple(texts)
+    )
 
 
 def ask(
@@ -77,25 +86,38 @@ def ask(
     *,
     grid: tuple[int, int] | None = None,
 ) -> ImageModel:
-    """Makes these texts the classes of the model, by the tokenizer that lies beside its weights; encoded
-    once, whatever is generated from them.
+    """Makes these texts the classes of the model, by the tokenizer that lies beside its
+    weights; encoded once, whatever is generated from them.
 
     negative: the unconditional prompt, for guidance.
     grid: as for `bind`.
 
-    As NextStep-1 is asked, a prompt is the ids of the text, those of the size of the image, and the one that
-    begins an image. The tokenizer must not add ids of its own at the end of a text.
+    As NextStep-1 is asked, a prompt is the ids of the text, those of the size of the
+    image, and the one that begins an image. The tokenizer must not add ids of its own
+    at the end of a text.
     """
     config = _config(model)
-    tokenizer = None if model.folder is None else read_tokenizer(model.folder, config.lm.known_ids)
+    tokenizer = (
+        None
+        if model.folder is None
+        else read_tokenizer(model.folder, config.lm.known_ids)
+    )
     if tokenizer is None or not config.image_ids:
-        lacks = "no tokenizer.json" if tokenizer is None else "no id that begins an image"
-        raise UserError(f"{model.name} has {lacks}; bind the ids of prompts (cspd_jax.image.prompts.bind)")
+        lacks = (
+            "no tokenizer.json" if tokenizer is None else "no id that begins an image"
+        )
+        raise UserError(
+            f"{model.name} has {lacks}; bind the ids of prompts"
+            " (cspd_jax.image.prompts.bind)"
+        )
     height, width = grid or (config.rows, config.columns)
     size = tokenizer.encode(f"<|image_area|>{height}*{width}")
     if size[0] in config.lm.bos_ids:  # it begins the text already
         size = size[1:]
-    rows = [[*tokenizer.encode(text), *size, *config.image_ids] for text in (*texts, negative)]
+    rows = [
+        [*tokenizer.encode(text), *size, *config.image_ids]
+        for text in (*texts, negative)
+    ]
     return bind(model, rows[:-1], rows[-1], grid=grid, texts=texts)
 
 

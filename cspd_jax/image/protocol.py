@@ -12,9 +12,11 @@ Array = jax.Array
 
 
 class TokenModel(Denoiser, Protocol):
-    """Pure functions of explicit parameters; hashable, so that it can be a static argument.
+    """Pure functions of explicit parameters; hashable, so that it can be a static
+    argument.
 
-    Tokens are in reveal order throughout: `reveal` [B, L] holds positions, the first `n_known` are known.
+    Tokens are in reveal order throughout: `reveal` [B, L] holds positions, the first
+    `n_known` are known.
 
     seq_len: L, tokens per image.
     token_dim: d, numbers per token.
@@ -27,7 +29,8 @@ class TokenModel(Denoiser, Protocol):
     def token_dim(self) -> int: ...
 
     def embed_class(self, params: Any, labels: Array, unconditional: Array) -> Array:
-        """Embeds labels [B]; where `unconditional` [B] is set, the embedding of "no class". -> [B, De]"""
+        """Embeds labels [B]; where `unconditional` [B] is set, the embedding of "no
+        class". -> [B, De]"""
         ...
 
     def context(
@@ -41,8 +44,8 @@ class TokenModel(Denoiser, Protocol):
         *,
         bucket: int,
     ) -> Array:
-        """Reads tokens [B, L, d], of which n_known [B] are known, and returns z [B, Q, D] at the indices
-        `rows` [B, Q] of the reveal order.
+        """Reads tokens [B, L, d], of which n_known [B] are known, and returns z [B, Q,
+        D] at the indices `rows` [B, Q] of the reveal order.
 
         Values of unknown tokens must not matter. `bucket` is a static bound on n_known.
         """
@@ -60,8 +63,8 @@ class CausalTokenModel(Protocol):
     def linear_guidance(self) -> str: ...
 
     def finish(self, x: Array) -> Array:
-        """Turns the end of a chain [..., d] into the token: what is fed back and decoded, such as its
-        direction."""
+        """Turns the end of a chain [..., d] into the token: what is fed back and
+        decoded, such as its direction."""
         ...
 
 
@@ -69,12 +72,14 @@ class CausalTokenModel(Protocol):
 class CachedTokenModel(Protocol):
     """What a causal model has besides: a cache of its context, carried by the sampler.
 
-    Every entry belongs to an index of the reveal order, and entries at n_known or later are never read.
-    So rolling back is calling `extend` with a smaller n_known, and nothing has to be undone.
+    Every entry belongs to an index of the reveal order, and entries at n_known or later
+    are never read. So rolling back is calling `extend` with a smaller n_known, and
+    nothing has to be undone.
     """
 
     def init_cache(self, params: Any, reveal: Array, class_embedding: Array) -> Any:
-        """Returns a cache of nothing, for reveal [B, L] and class_embedding [B, De]: any pytree."""
+        """Returns a cache of nothing, for reveal [B, L] and class_embedding [B, De]:
+        any pytree."""
         ...
 
     def extend(
@@ -89,5 +94,6 @@ class CachedTokenModel(Protocol):
         *,
         bucket: int,
     ) -> tuple[Array, Any]:
-        """Does what `TokenModel.context` does, and returns the cache with the entries that it was missing."""
+        """Does what `TokenModel.context` does, and returns the cache with the entries
+        that it was missing."""
         ...

@@ -1,30 +1,35 @@
-"""The released runner of continuous speculative decoding, number for number: fast, and LOSSY.
+"""The released runner of continuous speculative decoding, number for number: fast, and
+LOSSY.
 
-A draft model generates the tokens, and every `gamma` AR steps one call of the target judges those since the
-last call. The tokens do not have the target's distribution, for five reasons: the target judges a whole block
-in the context from before it and never sees the drafted tokens in it; nothing is cut off after a rejection,
-so tokens stay that were drafted after one that was replaced; the distance in the test is divided by an "inner
-temperature" (42); the factor for the transitions before the last is the inverse of the one that would
-belong there; and a rejected token for which no proposal was taken in `max_resamples` tries becomes a zero
-vector.
+A draft model generates the tokens, and every `gamma` AR steps one call of the target
+judges those since the last call. The tokens do not have the target's distribution, for
+five reasons: the target judges a whole block in the context from before it and never
+sees the drafted tokens in it; nothing is cut off after a rejection, so tokens stay that
+were drafted after one that was replaced; the distance in the test is divided by an
+"inner temperature" (42); the factor for the transitions before the last is the inverse
+of the one that would belong there; and a rejected token for which no proposal was taken
+in `max_resamples` tries becomes a zero vector.
 
-Draft and target run their chains on the same noise, without noise in the last transition, so a drafted token
-is the mean of its last transition. With N(mu, sigma) that transition (sigma times the temperature), S the
-sum of log sigma over the transitions before it (sigma without the temperature), p of the target, q of the
-draft, it is accepted if
+Draft and target run their chains on the same noise, without noise in the last
+transition, so a drafted token is the mean of its last transition. With N(mu, sigma)
+that transition (sigma times the temperature), S the sum of log sigma over the
+transitions before it (sigma without the temperature), p of the target, q of the draft,
+it is accepted if
 
-    u < F prod(sigma_q / sigma_p) exp(-|(mu_q - mu_p) / (sigma_p inner_temperature)|^2 / 2),
+    u < F prod(sigma_q / sigma_p) exp(-|(mu_q - mu_p) / (sigma_p inner_temperature)|^2 /
+    2),
 
     F = e^(S_p - S_q).
 
-Everything is computed in logs. Where the runner's products underflow to 0 / 0 (more than 16 coordinates), it
-rejects every draft and leaves zeros; that is not imitated.
+Everything is computed in logs. Where the runner's products underflow to 0 / 0 (more
+than 16 coordinates), it rejects every draft and leaves zeros; that is not imitated.
 
-Where a token is rejected, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F p(x)). The tries go on
-until a proposal was taken for each token of the block, also where its draft was accepted; a later one that is
-taken replaces an earlier one. The runner repeats them for the whole batch until that holds in every row; so
-it is done here with recorded numbers (`Recorded`). With keys each image stops by itself, and does not depend
-on its neighbours.
+Where a token is rejected, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F
+p(x)). The tries go on until a proposal was taken for each token of the block, also
+where its draft was accepted; a later one that is taken replaces an earlier one. The
+runner repeats them for the whole batch until that holds in every row; so it is done
+here with recorded numbers (`Recorded`). With keys each image stops by itself, and does
+not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -73,7 +78,9 @@ class RunnerOptions:
     gamma: int = 8
     prefill: float = 0.15
     inner_temperature: float = 42.0
-    max_resamples: int = dataclasses.field(default=100, metadata={"report": "max_tries"})
+    max_resamples: int = dataclasses.field(
+        default=100, metadata={"report": "max_tries"}
+    )
 
 
 class ScheduledStep(NamedTuple):
@@ -102,11 +109,14 @@ class Segment(NamedTuple):
     block: sampler.Segment
 
 
-def schedule(length: int, num_iter: int, options: RunnerOptions) -> tuple[ScheduledStep, ...]:
+def schedule(
+    length: int, num_iter: int, options: RunnerOptions
+) -> tuple[ScheduledStep, ...]:
     """Returns all AR steps that reveal something; it depends on nothing random.
 
-    With num_iter > L the steps without tokens count as AR steps, but no model is called: if a block is
-    judged after one of them it is so after the last drafted group, in the same context.
+    With num_iter > L the steps without tokens count as AR steps, but no model is
+    called: if a block is judged after one of them it is so after the last drafted
+    group, in the same context.
     """
     steps: list[ScheduledStep] = []
     known = judged = 0
@@ -129,19 +139,24 @@ def schedule(length: int, num_iter: int, options: RunnerOptions) -> tuple[Schedu
 def plan_segments(
     steps: tuple[ScheduledStep, ...], length: int, options: Options
 ) -> list[tuple[Segment, GroupArrays, GroupArrays]]:
-    """Cuts where the draft takes over, and where the known tokens outgrow an encoder prefix. Returns the
-    groups too, and the block that is judged after each, of size 0 if there is none."""
+    """Cuts where the draft takes over, and where the known tokens outgrow an encoder
+    prefix. Returns the groups too, and the block that is judged after each, of size 0
+    if there is none."""
     prefixes = prefix_lengths(length, options.prefix_buckets or 1)
 
     def place(step: ScheduledStep) -> tuple[bool, int]:
-        return step.drafted, next(prefix for prefix in prefixes if prefix >= step.group.start)
+        return step.drafted, next(
+            prefix for prefix in prefixes if prefix >= step.group.start
+        )
 
     segments = []
     for (drafted, bucket), run in itertools.groupby(steps, place):
         groups, _, judged = zip(*run)
         firsts, sizes = zip(*(block or (0, 0) for block in judged))
         widths = max(group.size for group in groups), max(sizes)
-        shapes = (sampler.Segment(bucket, width, str(options.respacing)) for width in widths)
+        shapes = (
+            sampler.Segment(bucket, width, str(options.respacing)) for width in widths
+        )
         arrays = sampler.group_arrays(groups, options)
         blocks = GroupArrays(jnp.array(firsts), jnp.array(sizes), arrays.scale)
         segments.append((Segment(drafted, *shapes), arrays, blocks))
@@ -154,9 +169,10 @@ def plan_segments(
 class ChainEnd(NamedTuple):
     """What is judged of a token.
 
-    last: [..., d] the Gaussian of its last transition, with the temperature; its mean is the token.
-    log_std: [..., d] log sigma summed over the transitions before. The temperature in it makes no difference
-        to F.
+    last: [..., d] the Gaussian of its last transition, with the temperature; its mean
+        is the token.
+    log_std: [..., d] log sigma summed over the transitions before. The temperature in
+        it makes no difference to F.
     """
 
     last: Gaussian
@@ -168,10 +184,14 @@ def log_path_factor(p: ChainEnd, q: ChainEnd) -> Array:
     return jnp.sum(p.log_std - q.log_std, axis=-1)
 
 
-def log_acceptance_ratio(p: ChainEnd, q: ChainEnd, inner_temperature: Array | float) -> Array:
-    """Returns the log of what the uniform is compared with: the ratio at the drafted tokens, the means of q.
-    [...]"""
-    distance = (q.last.mean - p.last.mean) * jnp.exp(-0.5 * p.last.log_var) / inner_temperature
+def log_acceptance_ratio(
+    p: ChainEnd, q: ChainEnd, inner_temperature: Array | float
+) -> Array:
+    """Returns the log of what the uniform is compared with: the ratio at the drafted
+    tokens, the means of q. [...]"""
+    distance = (
+        (q.last.mean - p.last.mean) * jnp.exp(-0.5 * p.last.log_var) / inner_temperature
+    )
     last = 0.5 * jnp.sum(q.last.log_var - p.last.log_var - distance**2, axis=-1)
     return log_path_factor(p, q) + last
 
@@ -199,10 +219,13 @@ def propose(
     max_resamples: int,
     together: bool,
 ) -> Proposed:
-    """Proposals for a block with chain ends [B, W, ...], of which the tokens `real` [B, W] count.
+    """Proposals for a block with chain ends [B, W, ...], of which the tokens `real` [B,
+    W] count.
 
-    draw: number of the try -> normals [B, W, d], uniforms [B, W]. A row makes no tries without a rejection
-    and stops when each of its tokens was taken; `together`: when this is so for all rows.
+    draw: number of the try -> normals [B, W, d], uniforms [B, W]. A row makes no tries
+        without a rejection
+    and stops when each of its tokens was taken; `together`: when this is so for all
+    rows.
     """
 
     def any_of(condition: Array) -> Array:  # in a row, or all rows
@@ -216,8 +239,12 @@ def propose(
 
     def once(found: Proposed) -> Proposed:
         normal, u = draw(found.tries)
-        x = p.last.mean + jnp.exp(0.5 * p.last.log_var) * normal.astype(p.last.mean.dtype)
-        log_take = log_residual_acceptance(log_path_factor(p, q) + log_ratio(p.last, q.last, x))
+        x = p.last.mean + jnp.exp(0.5 * p.last.log_var) * normal.astype(
+            p.last.mean.dtype
+        )
+        log_take = log_residual_acceptance(
+            log_path_factor(p, q) + log_ratio(p.last, q.last, x)
+        )
         good = (jnp.log(u) < log_take) & active(found)
         value = jnp.where(good[..., None], x, found.value)
         return Proposed(value, found.taken | good, found.tries + 1)
@@ -230,7 +257,8 @@ def propose(
 
 
 class Recorded(NamedTuple):
-    """Recorded numbers in place of those that the keys give, for parity tests; K is at least max_resamples.
+    """Recorded numbers in place of those that the keys give, for parity tests; K is at
+    least max_resamples.
 
     order: [B, L] positions in the order in which they are generated.
     noise: [T + 1, B, L, d] by position.
@@ -258,11 +286,17 @@ def proposal_numbers(
 ) -> tuple[Array, Array]:
     """Normals [B, W, d] and uniforms [B, W] of try `number` at `positions` [B, W]."""
     if recorded is not None:
-        normal = jnp.take_along_axis(recorded.proposal[number], positions[..., None], axis=1)
-        return normal, jnp.take_along_axis(recorded.proposal_test[number], positions, axis=1)
+        normal = jnp.take_along_axis(
+            recorded.proposal[number], positions[..., None], axis=1
+        )
+        return normal, jnp.take_along_axis(
+            recorded.proposal_test[number], positions, axis=1
+        )
 
     def of_try(purpose: Purpose) -> Array:
-        return jax.vmap(jax.random.fold_in, (0, None))(purpose_keys(keys, purpose), number)
+        return jax.vmap(jax.random.fold_in, (0, None))(
+            purpose_keys(keys, purpose), number
+        )
 
     draw = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, (dim,), jnp.float32)))
     normal = draw(at_positions(of_try(Purpose.PROPOSAL), positions))
@@ -316,16 +350,26 @@ def sample(
     draft: Draft,
     recorded: Recorded | None = None,
 ) -> Made:
-    """Generates a batch; arguments as for `sampler.sample`, and both models see the same. What is counted as
-    truncated are tokens that were left at zero."""
+    """Generates a batch; arguments as for `sampler.sample`, and both models see the
+    same. What is counted as truncated are tokens that were left at zero."""
     shared = (keys, labels, options, *(recorded[:2] if recorded is not None else ()))
-    target, drafting = bind(network, params, *shared), bind(draft.network, draft.params, *shared)
+    target, drafting = (
+        bind(network, params, *shared),
+        bind(draft.network, draft.params, *shared),
+    )
     inputs, length = Inputs(target, drafting, runner, recorded), network.seq_len
-    segments = plan_segments(schedule(length, options.num_iter or length, runner), length, options)
-    padding = max(max(segment.group.width, segment.block.width) for segment, *_ in segments) - 1
+    segments = plan_segments(
+        schedule(length, options.num_iter or length, runner), length, options
+    )
+    padding = (
+        max(max(segment.group.width, segment.block.width) for segment, *_ in segments)
+        - 1
+    )
     zeros = jnp.zeros((len(keys), length + padding, network.token_dim), target.dtype)
     marks = jnp.zeros(zeros.shape[:2], jnp.int8)
-    state = RunnerState(put_back(target.kept, zeros), ChainEnd(Gaussian(zeros, zeros), zeros), marks)
+    state = RunnerState(
+        put_back(target.kept, zeros), ChainEnd(Gaussian(zeros, zeros), zeros), marks
+    )
     counts = no_counts(len(keys))
     for segment, groups, blocks in segments:
         step = functools.partial(ar_step, inputs, segment)
@@ -337,15 +381,23 @@ def sample(
 
 
 def ar_step(
-    inputs: Inputs, segment: Segment, state: RunnerState, group: GroupArrays, block: GroupArrays
+    inputs: Inputs,
+    segment: Segment,
+    state: RunnerState,
+    group: GroupArrays,
+    block: GroupArrays,
 ) -> tuple[RunnerState, Counts]:
     """Generates a group, and judges the block if one ends here."""
     bound = inputs.draft if segment.drafted else inputs.target
-    made, (end, work) = sampler.ar_step(bound, segment.group, PlainState(state.tokens), group, draw_ends)
+    made, (end, work) = sampler.ar_step(
+        bound, segment.group, PlainState(state.tokens), group, draw_ends
+    )
     write = lambda old, new: sampler.write_group(old, new, group.first)
     state = state._replace(tokens=made.tokens, end=jax.tree.map(write, state.end, end))
     counts = no_counts(bound.images)
-    counts = counts._replace(draft=work) if segment.drafted else counts._replace(target=work)
+    counts = (
+        counts._replace(draft=work) if segment.drafted else counts._replace(target=work)
+    )
     if not segment.block.width:
         return state, counts
     judging = functools.partial(judge, inputs, segment.block)
@@ -357,26 +409,42 @@ def ar_step(
 def judge(
     inputs: Inputs, segment: sampler.Segment, state: RunnerState, block: GroupArrays
 ) -> tuple[RunnerState, Work]:
-    """Judges the whole block by one target call, in the context before it; replaces rejected tokens."""
+    """Judges the whole block by one target call, in the context before it; replaces
+    rejected tokens."""
     q: ChainEnd = jax.tree.map(
-        lambda a: jax.lax.dynamic_slice_in_dim(a, block.first, segment.width, axis=1), state.end
+        lambda a: jax.lax.dynamic_slice_in_dim(a, block.first, segment.width, axis=1),
+        state.end,
     )
     keys, dim = inputs.target.keys, inputs.target.network.token_dim
     runner, recorded = inputs.runner, inputs.recorded
 
-    def draw(bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array) -> tuple[Array, Any]:
+    def draw(
+        bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
+    ) -> tuple[Array, Any]:
         _, (p, work) = draw_ends(bound, z, positions, used, scale)
         u = accept_uniforms(keys, recorded, positions)
-        accepted = used & (jnp.log(u) < log_acceptance_ratio(p, q, runner.inner_temperature))
+        accepted = used & (
+            jnp.log(u) < log_acceptance_ratio(p, q, runner.inner_temperature)
+        )
         numbers = functools.partial(proposal_numbers, keys, recorded, positions, dim)
         together = recorded is not None
-        found = propose(p, q, used, accepted, numbers, max_resamples=runner.max_resamples, together=together)
+        found = propose(
+            p,
+            q,
+            used,
+            accepted,
+            numbers,
+            max_resamples=runner.max_resamples,
+            together=together,
+        )
         zeros = jnp.sum(used & ~accepted & ~found.taken, axis=1, dtype=jnp.int32)
         marks = jnp.where(accepted, 1, jnp.where(used, -1, 0))
         value = jnp.where(accepted[..., None], q.last.mean, found.value)
         return value, (marks, work._replace(truncated=zeros))
 
-    made, (marks, work) = sampler.ar_step(inputs.target, segment, PlainState(state.tokens), block, draw)
+    made, (marks, work) = sampler.ar_step(
+        inputs.target, segment, PlainState(state.tokens), block, draw
+    )
     marks = sampler.write_group(state.marks, marks, block.first)
     return state._replace(tokens=made.tokens, marks=marks), work
 
@@ -384,8 +452,13 @@ def judge(
 def draw_ends(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
 ) -> tuple[Array, tuple[ChainEnd, Work]]:
-    """Runs the chains of a group step by step: their tokens, what is judged of them, and what it took."""
-    laws = sample_path(sampler.group_chains(bound, z, scale), bound.chain_noise(positions)).laws
+    """Runs the chains of a group step by step: their tokens, what is judged of them,
+    and what it took."""
+    laws = sample_path(
+        sampler.group_chains(bound, z, scale), bound.chain_noise(positions)
+    ).laws
     laws = jax.tree.map(lambda a: a.reshape(-1, *positions.shape, a.shape[-1]), laws)
-    end = ChainEnd(jax.tree.map(lambda a: a[0], laws), 0.5 * jnp.sum(laws.log_var[1:], axis=0))
+    end = ChainEnd(
+        jax.tree.map(lambda a: a[0], laws), 0.5 * jnp.sum(laws.log_var[1:], axis=0)
+    )
     return end.last.mean, (end, sampler.step_work(bound, z))

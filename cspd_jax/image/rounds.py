@@ -1,21 +1,26 @@
-"""Speculation over AR steps: groups of tokens are drafted, verified together as one block, and committed.
+"""Speculation over AR steps: groups of tokens are drafted, verified together as one
+block, and committed.
 
-Every image is at its own place. In a round one backbone call gives the contexts before each drafted group,
-and the drafts are tested; groups are committed up to the first that is not kept whole, and that one is
-completed in the context that it had. Then the next groups are drafted, by a smaller model or by the target
-itself. A round is a pure function (inputs, state) -> (state, counts), and so are its parts.
+Every image is at its own place. In a round one backbone call gives the contexts before
+each drafted group, and the drafts are tested; groups are committed up to the first that
+is not kept whole, and that one is completed in the context that it had. Then the next
+groups are drafted, by a smaller model or by the target itself. A round is a pure
+function (inputs, state) -> (state, counts), and so are its parts.
 
-The drafted tokens of an image, one after the other, each as the T states of its denoising path, are one
-sequence of Gaussian transitions. Their laws q are known from when they were drawn. The target's laws p of the
-same transitions, every token's in the context that shows the drafts before its group, need no sequential
-call: the states are given. Block verification (`coupling.block`) keeps the first transitions and draws the
-next state from the residual. The token in which the block ends is continued from there, under the target, in
-the context that it was verified in; the tokens before it stay, and those after it are drawn anew. (Coupled
-drafts make a block of each token, and those after it stay too: `image.coupled`.) A target that drafts for
-itself does this and draws its next drafts in the same calls of its head.
+The drafted tokens of an image, one after the other, each as the T states of its
+denoising path, are one sequence of Gaussian transitions. Their laws q are known from
+when they were drawn. The target's laws p of the same transitions, every token's in the
+context that shows the drafts before its group, need no sequential
+call: the states are given. Block verification (`coupling.block`) keeps the first
+    transitions and draws the
+next state from the residual. The token in which the block ends is continued from there,
+under the target, in the context that it was verified in; the tokens before it stay, and
+those after it are drawn anew. (Coupled drafts make a block of each token, and those
+after it stay too: `image.coupled`.) A target that drafts for itself does this and draws
+its next drafts in the same calls of its head.
 
-How much is kept depends on drafts that are dropped, so nothing random of a round is used in another: what a
-round draws belongs to the group that it began at.
+How much is kept depends on drafts that are dropped, so nothing random of a round is
+used in another: what a round draws belongs to the group that it began at.
 """
 
 from __future__ import annotations
@@ -31,12 +36,27 @@ import jax.numpy as jnp
 from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
 from cspd_jax.coupling.draft_length import best_draft_length
-from cspd_jax.diffusion.chain import Chains, Start, path_law_calls, path_laws, sample_path
+from cspd_jax.diffusion.chain import (
+    Chains,
+    Start,
+    path_law_calls,
+    path_laws,
+    sample_path,
+)
 from cspd_jax.diffusion.gaussian import Gaussian, coefficients, implied
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.bound import BoundModel, bind, by_position
 from cspd_jax.image.chain import speculate_chain
-from cspd_jax.image.counts import Counts, Made, Work, add_up, calls, chain_work, no_counts, no_work
+from cspd_jax.image.counts import (
+    Counts,
+    Made,
+    Work,
+    add_up,
+    calls,
+    chain_work,
+    no_counts,
+    no_work,
+)
 from cspd_jax.image.drafters import Prediction
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale
@@ -63,7 +83,10 @@ from cspd_jax.keys import Purpose
 Array = jax.Array
 
 _STATIC = ("network", "speculation")
-_ACCEPTED, _TESTED = 8.0, 10.0  # an image's acceptance until it has tests: so many accepted of so many
+_ACCEPTED, _TESTED = (
+    8.0,
+    10.0,
+)  # an image's acceptance until it has tests: so many accepted of so many
 
 
 class Drafted(NamedTuple):
@@ -71,8 +94,9 @@ class Drafted(NamedTuple):
 
     groups: [B, gamma]
     to_test: [B, gamma, G] where there is a draft to be tested.
-    z: [B, gamma + 1, lookahead, G, H, D] contexts: [b, j, k] shows the first j drafted groups, and is of the
-        tokens of the group k further on; k = 0 is the one that comes right after what is shown.
+    z: [B, gamma + 1, lookahead, G, H, D] contexts: [b, j, k] shows the first j drafted
+        groups, and is of the tokens of the group k further on; k = 0 is the one that
+        comes right after what is shown.
     """
 
     groups: Array
@@ -84,8 +108,8 @@ class Prefix(NamedTuple):
     """What the tests of a round lead to.
 
     n: [B] groups accepted in full.
-    tested: [B, gamma, G] tokens that count as tested: none after the group, or of a block the token, that
-        ended it.
+    tested: [B, gamma, G] tokens that count as tested: none after the group, or of a
+        block the token, that ended it.
     kept: [B, gamma, G] drafts accepted among them.
     """
 
@@ -119,8 +143,9 @@ class Request(NamedTuple):
     z: [B, N, G, H, D]
     scale: [B, N, G] of guidance.
     wanted: [B, N, G] the others may be anything.
-    begun: None, or where the tokens are: steps that are left [B, N, G] (T: at their own x_T, and the rest
-        means nothing), the state [B, N, G, d], and the chain drafter's guess there.
+    begun: None, or where the tokens are: steps that are left [B, N, G] (T: at their own
+        x_T, and the rest means nothing), the state [B, N, G, d], and the chain
+        drafter's guess there.
     window_keys: [B] in place of `keys`, of speculation along the chains but for x_T.
     """
 
@@ -151,7 +176,9 @@ def sample(
 
     draft: a smaller model; without one the target drafts for itself.
     """
-    inputs, state = begin(network, params, keys, labels, options, speculation=speculation, draft=draft)
+    inputs, state = begin(
+        network, params, keys, labels, options, speculation=speculation, draft=draft
+    )
     return output(inputs, *run_rounds(inputs, state, no_counts(inputs.images)))
 
 
@@ -166,9 +193,11 @@ def stream(
     speculation: Speculation,
     draft: Draft | None = None,
 ) -> Iterator[tuple[Array, Made]]:
-    """Generates a batch in about so many pieces (default: a round each), and yields the number of final
-    tokens [B], and what there is (zero elsewhere)."""
-    inputs, state = _begin(network, params, keys, labels, options, speculation=speculation, draft=draft)
+    """Generates a batch in about so many pieces (default: a round each), and yields the
+    number of final tokens [B], and what there is (zero elsewhere)."""
+    inputs, state = _begin(
+        network, params, keys, labels, options, speculation=speculation, draft=draft
+    )
     several = 1 if pieces is None else -(-inputs.groups // pieces)
     total = no_counts(inputs.images)
     while jnp.any(state.group < inputs.groups):
@@ -179,7 +208,8 @@ def stream(
 def run_rounds(
     inputs: Inputs, state: State, total: Counts, most: Array | int | None = None
 ) -> tuple[State, Counts]:
-    """Makes rounds until all images are complete, or so many; what happened is added to `total`."""
+    """Makes rounds until all images are complete, or so many; what happened is added to
+    `total`."""
     until = None if most is None else jnp.max(total.rounds) + most
 
     def unfinished(carry: tuple[State, Counts]) -> Array:
@@ -196,7 +226,8 @@ def run_rounds(
 
 
 def run_round(inputs: Inputs, state: State) -> tuple[State, Counts]:
-    """Makes one round: verifies what is drafted, completes the group where that ended, drafts again."""
+    """Makes one round: verifies what is drafted, completes the group where that ended,
+    drafts again."""
     state, verified = inputs.speculation.criterion.verify(inputs, state)
     if inputs.draft is None:  # its drafts came with the verification
         return state, verified
@@ -214,20 +245,27 @@ def begin(
     speculation: Speculation,
     draft: Draft | None = None,
 ) -> tuple[Inputs, State]:
-    """Returns the inputs and the state before the first round. Arguments as for `sample`."""
+    """Returns the inputs and the state before the first round. Arguments as for
+    `sample`."""
     target, bound = bind(network, params, keys, labels, options), None
     if draft is not None:
         of_draft = dataclasses.replace(options, chain_drafter=options.draft_drafter)
         bound = bind(draft.network, draft.params, keys, labels, of_draft)
     groups, past = options.groups(network.seq_len), speculation.gamma + 1
-    scale = guidance_scale(groups, jnp.broadcast_to(options.cfg, keys.shape), options.cfg_schedule)
+    scale = guidance_scale(
+        groups, jnp.broadcast_to(options.cfg, keys.shape), options.cfg_schedule
+    )
     inputs = Inputs(
         speculation=speculation,
         target=target,
         draft=bound,
-        start=jnp.array([g.start for g in groups] + [network.seq_len] * past, jnp.int32),
+        start=jnp.array(
+            [g.start for g in groups] + [network.seq_len] * past, jnp.int32
+        ),
         size=jnp.array([g.size for g in groups] + [0] * past, jnp.int32),
-        scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past, axis=0)]).astype(target.dtype),
+        scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past, axis=0)]).astype(
+            target.dtype
+        ),
     )
     return inputs, nothing_made(inputs)
 
@@ -254,12 +292,15 @@ _output, _final_tokens = jax.jit(output), jax.jit(final_tokens)
 
 @dataclasses.dataclass(frozen=True)
 class PathCriterion:
-    """Verifies the denoising paths of all drafts as one block, and drops what lies behind it. Exact."""
+    """Verifies the denoising paths of all drafts as one block, and drops what lies
+    behind it. Exact."""
 
     name: ClassVar[str] = "path"
     why: ClassVar[str] = (
-        "the denoising paths of all drafts are verified as one block, each token's in its own context, and"
-        " the token in which it ends is continued by the target; together tokens have the distribution of the"
+        "the denoising paths of all drafts are verified as one block, each token's in"
+        " its own context, and"
+        " the token in which it ends is continued by the target; together tokens have"
+        " the distribution of the"
         " plain sampler"
     )
 
@@ -268,17 +309,23 @@ class PathCriterion:
         return round_keys(inputs, state.group, Purpose.DRAFT)
 
     def coins(self, keys: Array, tokens: int) -> Array:
-        """Returns the keys of an image's blocks, which decide how its tokens [B, N] make blocks."""
+        """Returns the keys of an image's blocks, which decide how its tokens [B, N]
+        make blocks."""
         return keys[:, None]
 
     def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
-        """Verifies the drafts and completes the first group that is not kept whole. A target that drafts for
-        itself draws its next drafts in the same pass over the chain."""
+        """Verifies the drafts and completes the first group that is not kept whole. A
+        target that drafts for itself draws its next drafts in the same pass over the
+        chain."""
         ahead = inputs.speculation.gamma if inputs.draft is None else 0
-        keys = round_keys(inputs, state.group, Purpose.PASS)  # of the group that the round begins at
+        keys = round_keys(
+            inputs, state.group, Purpose.PASS
+        )  # of the group that the round begins at
         drafted, backbone = drafted_groups(inputs, state, ahead + 1)
         kept, head = verify_paths(inputs, state, drafted, self.coins)
-        prefix = accepted_prefix(drafted.to_test, kept.whole, counted=kept.left < inputs.steps)
+        prefix = accepted_prefix(
+            drafted.to_test, kept.whole, counted=kept.left < inputs.steps
+        )
         began, state = state, accept(inputs, state, drafted, prefix)
         if ahead:
             state = choose_num_drafts(inputs, state)
@@ -303,8 +350,11 @@ def of_round(inputs: Inputs, began: State, target: Work) -> Counts:
     return Counts(rounds, target, no_work(inputs.images))
 
 
-def drafted_groups(inputs: Inputs, state: State, lookahead: int) -> tuple[Drafted, Work]:
-    """Reads the target's contexts before each drafted group and after the last, in one backbone call."""
+def drafted_groups(
+    inputs: Inputs, state: State, lookahead: int
+) -> tuple[Drafted, Work]:
+    """Reads the target's contexts before each drafted group and after the last, in one
+    backbone call."""
     gamma = inputs.speculation.gamma
     groups = state.group[:, None] + jnp.arange(gamma)
     used = jnp.arange(gamma) < state.num_drafts[:, None]
@@ -319,22 +369,27 @@ def drafted_groups(inputs: Inputs, state: State, lookahead: int) -> tuple[Drafte
 def verify_paths(
     inputs: Inputs, state: State, drafted: Drafted, coins: Callable[[Array, int], Array]
 ) -> tuple[Kept, Work]:
-    """Verifies the transitions of all drafts: group by group, token by token, in as many blocks as there are
-    coins for."""
+    """Verifies the transitions of all drafts: group by group, token by token, in as
+    many blocks as there are coins for."""
     drafts, steps = state.drafts, inputs.steps
     images, gamma, width = drafted.to_test.shape
     z = drafted.z[:, :gamma, 0]
-    p, work = laws(inputs, inputs.target, drafts.states, z, scales(inputs, drafted.groups))
-    keys = coins(round_keys(inputs, state.group, Purpose.TEST), gamma * width).reshape(-1)
+    p, work = laws(
+        inputs, inputs.target, drafts.states, z, scales(inputs, drafted.groups)
+    )
+    keys = coins(round_keys(inputs, state.group, Purpose.TEST), gamma * width).reshape(
+        -1
+    )
     blocks = len(keys)
 
     def in_order(a: Array) -> Array:
-        """Turns [B, gamma, G, T, ...], entry i to x_i, into blocks [N, M, ...], from the first transition
-        on."""
+        """Turns [B, gamma, G, T, ...], entry i to x_i, into blocks [N, M, ...], from
+        the first transition on."""
         return jnp.flip(a, axis=3).reshape(blocks, -1, *a.shape[4:])
 
     of_p, q, before, after = jax.tree.map(
-        in_order, (p, drafts.laws, drafts.states[..., 1:, :], drafts.states[..., :-1, :])
+        in_order,
+        (p, drafts.laws, drafts.states[..., 1:, :], drafts.states[..., :-1, :]),
     )
     valid = jnp.repeat(drafted.to_test.reshape(blocks, -1), steps, axis=1)
     block = verify_transitions(keys, of_p, q, after, valid)
@@ -351,20 +406,30 @@ def verify_paths(
 
     token, last = jnp.arange(most // steps), (block.kept // steps)[:, None]
     left = jnp.where(token < last, 0, jnp.where(token == last, step[:, None], steps))
-    truncated = jnp.sum((block.truncated & ended).reshape(images, -1), axis=1, dtype=jnp.int32)
+    truncated = jnp.sum(
+        (block.truncated & ended).reshape(images, -1), axis=1, dtype=jnp.int32
+    )
     whole, left = (a.reshape(images, gamma, width) for a in (token < last, left))
-    kept = Kept(Paths(drafts.states, p), whole, left, of_tokens(x), jax.tree.map(of_tokens, guess))
+    kept = Kept(
+        Paths(drafts.states, p),
+        whole,
+        left,
+        of_tokens(x),
+        jax.tree.map(of_tokens, guess),
+    )
     return kept, work._replace(truncated=truncated)
 
 
-def verify_transitions(keys: Array, p: Gaussian, q: Gaussian, after: Array, valid: Array) -> VerifiedPath:
+def verify_transitions(
+    keys: Array, p: Gaussian, q: Gaussian, after: Array, valid: Array
+) -> VerifiedPath:
     """Verifies blocks of transitions [N, M], each with the coins of its key."""
     return jax.vmap(verify_gaussian_block)(keys, p, q, after, valid)
 
 
 def accepted_prefix(real: Array, passed: Array, counted: Array | bool = True) -> Prefix:
-    """Accepts groups [B, gamma, G] of drafts that are `real` and have passed, up to the first that has not as
-    a whole. Of that one tests count where they are `counted`."""
+    """Accepts groups [B, gamma, G] of drafts that are `real` and have passed, up to the
+    first that has not as a whole. Of that one tests count where they are `counted`."""
     kept = real & passed
     whole = jnp.all(kept == real, axis=2) & jnp.any(real, axis=2)
     n = jnp.sum(jnp.cumprod(whole, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
@@ -384,25 +449,38 @@ def accept(inputs: Inputs, state: State, drafted: Drafted, prefix: Prefix) -> St
 
 
 def window(
-    inputs: Inputs, state: State, drafted: Drafted, kept: Kept, n: Array, ahead: int, keys: Array
+    inputs: Inputs,
+    state: State,
+    drafted: Drafted,
+    kept: Kept,
+    n: Array,
+    ahead: int,
+    keys: Array,
 ) -> tuple[Kept, Request]:
-    """Asks for what the group in work and the next ones, `ahead` of them, lack: paths go on where their
-    blocks ended, the others begin anew. Returns what is held of them too.
+    """Asks for what the group in work and the next ones, `ahead` of them, lack: paths
+    go on where their blocks ended, the others begin anew. Returns what is held of them
+    too.
 
-    New places have the newest context, the one that shows the last draft of which something is left. The
-    first of them is the place right after what is shown; further ahead the context is stale by 1, 2, ...
-    groups more, but it is what they are drawn from. That it may show drafts that are dropped does not matter:
-    any drafts will do.
+    New places have the newest context, the one that shows the last draft of which
+    something is left. The first of them is the place right after what is shown; further
+    ahead the context is stale by 1, 2, ... groups more, but it is what they are drawn
+    from. That it may show drafts that are dropped does not matter: any drafts will do.
     """
     lanes, behind = jnp.arange(inputs.images)[:, None], jnp.arange(ahead + 1)
     groups, place = state.group[:, None] + behind, n[:, None] + behind
     something = jnp.any(drafted.to_test & (kept.left < inputs.steps), axis=2)
     last = jnp.sum(something, axis=1)[:, None]
     shown = jnp.minimum(place, last)
-    held = jax.tree.map(lambda a: a[lanes, jnp.minimum(place, inputs.speculation.gamma - 1)], kept)
+    held = jax.tree.map(
+        lambda a: a[lanes, jnp.minimum(place, inputs.speculation.gamma - 1)], kept
+    )
     there = (place < last)[..., None]
-    held = held._replace(whole=held.whole & there, left=jnp.where(there, held.left, inputs.steps))
-    wanted = (behind <= state.num_drafts[:, None]) & (groups[:, :1] + 1 >= inputs.prefilled)
+    held = held._replace(
+        whole=held.whole & there, left=jnp.where(there, held.left, inputs.steps)
+    )
+    wanted = (behind <= state.num_drafts[:, None]) & (
+        groups[:, :1] + 1 >= inputs.prefilled
+    )
     missing = (wanted | (behind == 0))[..., None] & (held.left > 0)
     return held, Request(
         keys=keys,
@@ -415,7 +493,8 @@ def window(
 
 
 def joined(held: Kept, drawn: Paths) -> Paths:
-    """Joins what is kept of each path, the state in which its block ended, and what was drawn from there."""
+    """Joins what is kept of each path, the state in which its block ended, and what was
+    drawn from there."""
     steps = drawn.laws.mean.shape[-2]
     step, left = jnp.arange(steps + 1)[:, None], held.left[..., None, None]
     anew = (step < left) | (left == steps)
@@ -430,7 +509,8 @@ def joined(held: Kept, drawn: Paths) -> Paths:
 
 
 def choose_num_drafts(inputs: Inputs, state: State) -> State:
-    """Chooses how many groups each image drafts next, from its own tests up to where each block ended."""
+    """Chooses how many groups each image drafts next, from its own tests up to where
+    each block ended."""
     most, cost = inputs.speculation.gamma, inputs.speculation.draft_cost
     if cost is None:
         return state._replace(num_drafts=jnp.full_like(state.num_drafts, most))
@@ -441,8 +521,8 @@ def choose_num_drafts(inputs: Inputs, state: State) -> State:
 
 
 def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
-    """Has the draft model continue every image, one AR step after the other, as far as any of them asks, each
-    in the context of its own tokens before that group."""
+    """Has the draft model continue every image, one AR step after the other, as far as
+    any of them asks, each in the context of its own tokens before that group."""
     gamma, draft = inputs.speculation.gamma, inputs.draft
     assert draft is not None
     state = choose_num_drafts(inputs, state)
@@ -459,13 +539,21 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
         request = Request(
             keys=keys,
             positions=positions(inputs, here),
-            z=contexts(inputs, draft, tokens, jnp.minimum(here, inputs.groups))[:, :, 0],
+            z=contexts(inputs, draft, tokens, jnp.minimum(here, inputs.groups))[
+                :, :, 0
+            ],
             scale=scales(inputs, here),
             wanted=exists(inputs, here) & asked[:, j, None, None],
         )
         drawn, made = draw_paths(inputs, draft, request)
-        drafts = jax.tree.map(lambda a, new: a.at[:, j].set(new[:, 0]), state.drafts, drawn)
-        return j + 1, state._replace(drafts=drafts), add_up(work, backbone_work(inputs, len(here)), made)
+        drafts = jax.tree.map(
+            lambda a, new: a.at[:, j].set(new[:, 0]), state.drafts, drawn
+        )
+        return (
+            j + 1,
+            state._replace(drafts=drafts),
+            add_up(work, backbone_work(inputs, len(here)), made),
+        )
 
     start = jnp.int32(0), state, no_work(inputs.images)
     with jax.named_scope("drafts"):
@@ -476,8 +564,11 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
 # Denoising paths of many tokens: drawn, and their laws under another network.
 
 
-def draw_paths(inputs: Inputs, bound: BoundModel, request: Request) -> tuple[Paths, Work]:
-    """Draws paths of a network [B, N, G, ...]. Of tokens that were on their way only the end, the token, is
+def draw_paths(
+    inputs: Inputs, bound: BoundModel, request: Request
+) -> tuple[Paths, Work]:
+    """Draws paths of a network [B, N, G, ...]. Of tokens that were on their way only
+    the end, the token, is
     theirs: the states before it are nobody's."""
     shape = request.positions.shape
     in_a_row = request.positions.reshape(shape[0], -1)
@@ -485,7 +576,9 @@ def draw_paths(inputs: Inputs, bound: BoundModel, request: Request) -> tuple[Pat
     chains = _chains(bound, request.z, request.scale)
     begun = None
     if request.begun is not None:
-        left, x, guess = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), request.begun)
+        left, x, guess = jax.tree.map(
+            lambda a: a.reshape(-1, *a.shape[3:]), request.begun
+        )
         begun = Start(left, x), guess
     if inputs.options.chain is None:
         noise, start = bound.chain_noise(in_a_row), None
@@ -511,12 +604,16 @@ def draw_paths(inputs: Inputs, bound: BoundModel, request: Request) -> tuple[Pat
         path, work = found.path, chain_work(found.counts, shape[0])
     states = jnp.concatenate([path.x[None], path.states[1:], end[None]])
     paths = Paths(states, path.laws)
-    return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(*shape, *a.shape[::2]), paths), work
+    return jax.tree.map(
+        lambda a: jnp.moveaxis(a, 0, 1).reshape(*shape, *a.shape[::2]), paths
+    ), work
 
 
-def laws(inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Array) -> tuple[Gaussian, Work]:
-    """Finds the laws of the transitions of paths [..., T + 1, d] under z [..., H, D]: [..., T, d], entry i to
-    x_i. No call waits for another's result."""
+def laws(
+    inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Array
+) -> tuple[Gaussian, Work]:
+    """Finds the laws of the transitions of paths [..., T + 1, d] under z [..., H, D]:
+    [..., T, d], entry i to x_i. No call waits for another's result."""
     flat = jnp.moveaxis(states.reshape(-1, *states.shape[-2:]), 0, 1)
     found = path_laws(_chains(bound, z, scale), flat)
     count = path_law_calls(inputs.steps, flat.shape[1] * z.shape[-2])
@@ -525,29 +622,46 @@ def laws(inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Arra
     return back, head_work(inputs, count, inputs.steps // count * flat.shape[1])
 
 
-def guess_after(bound: BoundModel, step: Array, before: Array, p: Gaussian, x: Array) -> Prediction:
-    """Returns the chain drafter's guess at the states x [R, d] in which blocks ended, after steps [R] of laws
-    p from `before`: where chains are speculated, the token goes on with it."""
-    schedule = coefficients(sampling_schedule(str(bound.options.respacing)), bound.dtype)
+def guess_after(
+    bound: BoundModel, step: Array, before: Array, p: Gaussian, x: Array
+) -> Prediction:
+    """Returns the chain drafter's guess at the states x [R, d] in which blocks ended,
+    after steps [R] of laws p from `before`: where chains are speculated, the token goes
+    on with it."""
+    schedule = coefficients(
+        sampling_schedule(str(bound.options.respacing)), bound.dtype
+    )
     c = jax.tree.map(lambda a: a[step][:, None], schedule)
     # The head predicts laws without the temperature, which p has.
-    cooled = Gaussian(p.mean, p.log_var - 2 * jnp.log(jnp.asarray(bound.options.temperature, bound.dtype)))
-    return bound.drafter.advance(step, Prediction(*implied(c, before, cooled)), before, x - p.mean)
+    cooled = Gaussian(
+        p.mean,
+        p.log_var - 2 * jnp.log(jnp.asarray(bound.options.temperature, bound.dtype)),
+    )
+    return bound.drafter.advance(
+        step, Prediction(*implied(c, before, cooled)), before, x - p.mean
+    )
 
 
 def _chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
-    """Returns chains with noise in the last step, of tokens [...] with contexts z [..., H, D]."""
+    """Returns chains with noise in the last step, of tokens [...] with contexts z [...,
+    H, D]."""
     temperature = jnp.asarray(bound.options.temperature, bound.dtype)
     flat = z.reshape(-1, *z.shape[-2:])
     rows = jnp.moveaxis(flat, 0, 1).reshape(-1, z.shape[-1])  # conditional ones first
-    return bound.chains(rows, scale.reshape(-1, 1), temperature=temperature, final_noise=True)
+    return bound.chains(
+        rows, scale.reshape(-1, 1), temperature=temperature, final_noise=True
+    )
 
 
 def backbone_work(inputs: Inputs, sequences: int) -> Work:
     """Counts one backbone call on so many sequences."""
-    return no_work(inputs.images)._replace(backbone=calls(sequences * (1 + bool(inputs.options.guided))))
+    return no_work(inputs.images)._replace(
+        backbone=calls(sequences * (1 + bool(inputs.options.guided)))
+    )
 
 
 def head_work(inputs: Inputs, count: int, rows: int) -> Work:
     """Counts head calls on so many rows each."""
-    return no_work(inputs.images)._replace(head=calls(rows * (1 + bool(inputs.options.guided)), count))
+    return no_work(inputs.images)._replace(
+        head=calls(rows * (1 + bool(inputs.options.guided)), count)
+    )

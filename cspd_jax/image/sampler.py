@@ -1,7 +1,8 @@
-"""The plain sampler: the distribution of MAR's `sample_tokens`, one group of tokens after the other.
+"""The plain sampler: the distribution of MAR's `sample_tokens`, one group of tokens
+after the other.
 
-The denoising chains of a group are run step by step, or with speculation along them (`chain.speculation`),
-which has the same distribution.
+The denoising chains of a group are run step by step, or with speculation along them
+(`chain.speculation`), which has the same distribution.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenMod
 from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
-# (network, z [B', G, D], positions [B, G], which of them are used [B, G], guidance scale) -> tokens
-# [B, G, d], those not used arbitrary, and what is to be said of the step.
+# (network, z [B', G, D], positions [B, G], which of them are used [B, G], guidance
+# scale) -> tokens [B, G, d], those not used arbitrary, and what is to be said of the
+# step.
 Draw = Callable[[BoundModel, Array, Array, Array, Array], tuple[Array, Any]]
 
 
 class PlainState(NamedTuple):
     """What the AR steps carry.
 
-    tokens: [B, L + padding, d] in the order of generation; those before the next group are final.
+    tokens: [B, L + padding, d] in the order of generation; those before the next group
+        are final.
     cache: the context cache of a `CachedTokenModel`; None for other models.
-    uncond_first: None, or the first tokens [B, d] that the unconditional half has in its context.
+    uncond_first: None, or the first tokens [B, d] that the unconditional half has in
+        its context.
     """
 
     tokens: Array
@@ -73,19 +77,33 @@ class GroupArrays(NamedTuple):
     scale: Array
 
 
-def plan_segments(length: int, options: Options) -> list[tuple[Segment, tuple[Group, ...]]]:
-    """Cuts the AR steps where the known tokens outgrow an encoder prefix, where the denoising steps change,
-    between the colours of a checkerboard, and after a first token that is drawn apart: static shapes, and
-    little padding, in between."""
+def plan_segments(
+    length: int, options: Options
+) -> list[tuple[Segment, tuple[Group, ...]]]:
+    """Cuts the AR steps where the known tokens outgrow an encoder prefix, where the
+    denoising steps change, between the colours of a checkerboard, and after a first
+    token that is drawn apart: static shapes, and little padding, in between."""
     prefixes = prefix_lengths(length, options.prefix_buckets or 1)
-    first = options.order.first(length) if isinstance(options.order, Checkerboard) else length
+    first = (
+        options.order.first(length)
+        if isinstance(options.order, Checkerboard)
+        else length
+    )
     members: dict[tuple[int, str, bool, bool], list[Group]] = {}
     for group, respacing in zip(options.groups(length), options.respacings(length)):
         bucket = next(prefix for prefix in prefixes if prefix >= group.start)
-        kind = (bucket, respacing, group.start >= first, options.separate_first and group.start == 0)
+        kind = (
+            bucket,
+            respacing,
+            group.start >= first,
+            options.separate_first and group.start == 0,
+        )
         members.setdefault(kind, []).append(group)
     return [
-        (Segment(bucket, max(g.size for g in groups), respacing, separate), tuple(groups))
+        (
+            Segment(bucket, max(g.size for g in groups), respacing, separate),
+            tuple(groups),
+        )
         for (bucket, respacing, _, separate), groups in members.items()
     ]
 
@@ -97,12 +115,15 @@ def ar_step(
     group: GroupArrays,
     draw: Draw | None = None,
 ) -> tuple[PlainState, Any]:
-    """Generates a group, padded to the segment's width; the padding is overwritten by the next group.
+    """Generates a group, padded to the segment's width; the padding is overwritten by
+    the next group.
 
     Returns what `draw` (default: `draw_tokens`) keeps of the step too.
     """
     z, positions, cache = group_context(bound, segment, state, group.first)
-    if segment.separate_first:  # without guidance, and the unconditional half draws a group of its own
+    if (
+        segment.separate_first
+    ):  # without guidance, and the unconditional half draws a group of its own
         bound, positions = both_halves(bound), jnp.tile(positions, (2, 1))
     used = jnp.broadcast_to(jnp.arange(segment.width) < group.size, positions.shape)
     if bound.kept is not None:
@@ -112,16 +133,23 @@ def ar_step(
     x = bound.network.finish(x) if isinstance(bound.network, CausalTokenModel) else x
     first = state.uncond_first
     if segment.separate_first:
-        x, first = x[: len(state.tokens)], x[len(state.tokens) :, 0].astype(state.tokens.dtype)
+        x, first = (
+            x[: len(state.tokens)],
+            x[len(state.tokens) :, 0].astype(state.tokens.dtype),
+        )
         first = put_back(bound.kept, first[:, None])[:, 0]
-        seen = jax.tree.map(lambda a: a.reshape(2, -1).sum(axis=0, dtype=a.dtype) if a.ndim else a, seen)
+        seen = jax.tree.map(
+            lambda a: a.reshape(2, -1).sum(axis=0, dtype=a.dtype) if a.ndim else a, seen
+        )
     tokens = write_group(state.tokens, x, group.first)
     return PlainState(put_back(bound.kept, tokens), cache, first), seen
 
 
 def both_halves(bound: BoundModel) -> BoundModel:
     """Makes the unconditional half images of their own, with their own randomness."""
-    keys = jnp.concatenate([bound.keys, purpose_keys(bound.keys, Purpose.UNCONDITIONAL)])
+    keys = jnp.concatenate(
+        [bound.keys, purpose_keys(bound.keys, Purpose.UNCONDITIONAL)]
+    )
     options = dataclasses.replace(bound.options, guided=False)
     return dataclasses.replace(bound, keys=keys, options=options)
 
@@ -129,8 +157,8 @@ def both_halves(bound: BoundModel) -> BoundModel:
 def group_context(
     bound: BoundModel, segment: Segment, state: PlainState, first: Array
 ) -> tuple[Array, Array, Any]:
-    """Returns what the chains of the group from index `first` on depend on: z [B', G, D], positions [B, G];
-    and the cache.
+    """Returns what the chains of the group from index `first` on depend on: z [B', G,
+    D], positions [B, G]; and the cache.
 
     All tokens before `first` are known. Past the end the last token is repeated.
     """
@@ -145,7 +173,9 @@ def group_context(
     arguments = (tokens, bound.order, known, bound.class_embedding, index)
     cache = state.cache
     if isinstance(network, CachedTokenModel):
-        z, cache = network.extend(bound.params, cache, *arguments, bucket=segment.bucket)
+        z, cache = network.extend(
+            bound.params, cache, *arguments, bucket=segment.bucket
+        )
     else:
         z = network.context(bound.params, *arguments, bucket=segment.bucket)
     return z, jnp.take_along_axis(bound.order[:images], index[:images], axis=1), cache
@@ -153,33 +183,38 @@ def group_context(
 
 def write_group(tokens: Array, x: Array, first: Array) -> Array:
     """Writes x [B, G, ...] as the tokens from index `first` on."""
-    return jax.lax.dynamic_update_slice_in_dim(tokens, x.astype(tokens.dtype), first, axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(
+        tokens, x.astype(tokens.dtype), first, axis=1
+    )
 
 
 def draw_tokens(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
 ) -> tuple[Array, Work]:
-    """Runs the plain chains of a group, or speculates along them; and says what the AR step took, its call of
-    the backbone included."""
+    """Runs the plain chains of a group, or speculates along them; and says what the AR
+    step took, its call of the backbone included."""
     shape, chains = positions.shape, group_chains(bound, z, scale)
     if bound.options.chain is None:
         x = sample_chain(chains, bound.chain_noise(positions))
         return x.reshape(*shape, -1), step_work(bound, z)
     random = bound.chain_randomness(positions)
-    made = speculate_chain(chains, random, bound.drafter, bound.options.chain, active=used.reshape(-1))
+    made = speculate_chain(
+        chains, random, bound.drafter, bound.options.chain, active=used.reshape(-1)
+    )
     work = chain_work(made.counts, shape[0])._replace(backbone=calls(len(z)))
     return made.x.reshape(*shape, -1), work
 
 
 def step_work(bound: BoundModel, z: Array) -> Work:
-    """Counts an AR step with chains step by step, of tokens with contexts z [B', G, D]."""
+    """Counts an AR step with chains step by step, of tokens with contexts z [B', G,
+    D]."""
     head = calls(z.shape[0] * z.shape[1], bound.steps)
     return no_work(bound.images)._replace(backbone=calls(len(z)), head=head)
 
 
 def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
-    """Returns the chains of a group with contexts z [B', G, D]. scale: of guidance, one or one for each
-    image."""
+    """Returns the chains of a group with contexts z [B', G, D]. scale: of guidance, one
+    or one for each image."""
     scale = jnp.repeat(scale, z.shape[1])[:, None] if jnp.ndim(scale) else scale
     return bound.chains(z.reshape(-1, z.shape[-1]), scale)
 
@@ -187,16 +222,21 @@ def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
 def ar_steps(
     bound: BoundModel, segment: Segment, state: PlainState, groups: GroupArrays
 ) -> tuple[PlainState, Work]:
-    """Makes the AR steps [S] of a segment, one after the other, and says what they took."""
+    """Makes the AR steps [S] of a segment, one after the other, and says what they
+    took."""
     step = functools.partial(ar_step, in_segment(bound, segment), segment)
     return one_by_one(bound, step, state, groups)
 
 
 def one_by_one(
-    bound: BoundModel, step: Callable[..., Any], state: Any, groups: GroupArrays, *more: Any
+    bound: BoundModel,
+    step: Callable[..., Any],
+    state: Any,
+    groups: GroupArrays,
+    *more: Any,
 ) -> tuple[Any, Any]:
-    """Takes steps (state, group, ...) -> (state, counts) and adds up what they count. Those of which every
-    image knows all tokens are left out."""
+    """Takes steps (state, group, ...) -> (state, counts) and adds up what they count.
+    Those of which every image knows all tokens are left out."""
 
     def nothing(*given: Any) -> tuple[Any, Any]:
         _, seen = jax.eval_shape(step, *given)
@@ -243,12 +283,18 @@ def sample(
 
 
 def stream(
-    network: TokenModel, params: Any, keys: Array, labels: Array, options: Options, pieces: int | None = None
+    network: TokenModel,
+    params: Any,
+    keys: Array,
+    labels: Array,
+    options: Options,
+    pieces: int | None = None,
 ) -> Iterator[tuple[Array | int, Made]]:
-    """Generates a batch in about so many pieces (an AR step each), for progress bars and animations.
+    """Generates a batch in about so many pieces (an AR step each), for progress bars
+    and animations.
 
-    Yields the number of known tokens ([B] where some were known before), and what there is: tokens (zero
-    where unknown) and what they took.
+    Yields the number of known tokens ([B] where some were known before), and what there
+    is: tokens (zero where unknown) and what they took.
     """
     bound = _bind(network, params, keys, labels, options)
     state, segments = empty_state(bound), plan_segments(network.seq_len, options)
@@ -260,7 +306,10 @@ def stream(
             state, more = _ar_steps(bound, segment, state, group_arrays(some, options))
             known, work = some[-1].start + some[-1].size, add_up(work, more)
             made = _output(bound, state.tokens, known, work)
-            yield known if bound.kept is None else jnp.maximum(known, bound.kept.number), made
+            yield (
+                known if bound.kept is None else jnp.maximum(known, bound.kept.number),
+                made,
+            )
 
 
 def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> Made:
@@ -268,11 +317,19 @@ def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> 
     images, length = bound.images, bound.order.shape[1]
     visible = (jnp.arange(length) < known)[None, :, None]
     shown = put_back(bound.kept, jnp.where(visible, tokens[:, :length], 0))
-    ends = jnp.array([group.start + group.size for group in bound.options.groups(length)])
+    ends = jnp.array(
+        [group.start + group.size for group in bound.options.groups(length)]
+    )
     begun = jnp.zeros(images, jnp.int32) if bound.kept is None else bound.kept.number
-    rounds = jnp.sum(begun[:, None] < ends, axis=1, dtype=jnp.int32)  # in which a token was missing
+    rounds = jnp.sum(
+        begun[:, None] < ends, axis=1, dtype=jnp.int32
+    )  # in which a token was missing
     marks = jnp.zeros((images, length), jnp.int8)
-    return Made(by_position(shown, bound.order[:images]), marks, Counts(rounds, work, no_work(images)))
+    return Made(
+        by_position(shown, bound.order[:images]),
+        marks,
+        Counts(rounds, work, no_work(images)),
+    )
 
 
 _bind = jax.jit(bind, static_argnames=("network",))
@@ -282,22 +339,37 @@ _output = jax.jit(output)
 
 def group_arrays(groups: tuple[Group, ...], options: Options) -> GroupArrays:
     """Returns the groups as arrays, [S]."""
-    firsts, sizes = (jnp.array(column) for column in zip(*((g.start, g.size) for g in groups)))
-    return GroupArrays(firsts, sizes, guidance_scale(groups, options.cfg, options.cfg_schedule))
+    firsts, sizes = (
+        jnp.array(column) for column in zip(*((g.start, g.size) for g in groups))
+    )
+    return GroupArrays(
+        firsts, sizes, guidance_scale(groups, options.cfg, options.cfg_schedule)
+    )
 
 
 def empty_state(bound: BoundModel) -> PlainState:
     """Returns the state before the first AR step."""
-    network, segments = bound.network, plan_segments(bound.network.seq_len, bound.options)
+    network, segments = (
+        bound.network,
+        plan_segments(bound.network.seq_len, bound.options),
+    )
     padded = network.seq_len + max(segment.width for segment, _ in segments) - 1
     tokens = jnp.zeros((bound.images, padded, network.token_dim), bound.dtype)
     cache, tokens = None, put_back(bound.kept, tokens)
     if isinstance(network, CachedTokenModel):
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
-        if bound.kept is not None:  # from one call; what follows the known tokens is overwritten unread
-            whole = Segment(network.seq_len, network.seq_len, str(bound.options.respacing))
-            _, _, cache = group_context(bound, whole, PlainState(tokens, cache), jnp.int32(0))
-    return PlainState(tokens, cache, tokens[:, 0] if bound.options.separate_first else None)
+        if (
+            bound.kept is not None
+        ):  # from one call; what follows the known tokens is overwritten unread
+            whole = Segment(
+                network.seq_len, network.seq_len, str(bound.options.respacing)
+            )
+            _, _, cache = group_context(
+                bound, whole, PlainState(tokens, cache), jnp.int32(0)
+            )
+    return PlainState(
+        tokens, cache, tokens[:, 0] if bound.options.separate_first else None
+    )
 
 
 def cache_work(bound: BoundModel) -> Work:

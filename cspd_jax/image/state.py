@@ -1,6 +1,8 @@
-"""What rounds of speculation over AR steps work on: what stays the same, the state, and where its groups are.
+"""What rounds of speculation over AR steps work on: what stays the same, the state, and
+where its groups are.
 
-Tokens are in the order in which they are generated, and every image is at a group of its own.
+Tokens are in the order in which they are generated, and every image is at a group of
+its own.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ class Criterion(Protocol):
         ...
 
     def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
-        """Tests drafts and completes the group where those that are kept end: every round ends further on. A
-        target that drafts for itself draws the next ones too."""
+        """Tests drafts and completes the group where those that are kept end: every
+        round ends further on. A target that drafts for itself draws the next ones too.
+        """
         ...
 
     def exactness(self) -> Exactness:
@@ -46,18 +49,23 @@ class Criterion(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """The static options of speculation over AR steps. See `image.methods` for what they mean to a user.
+    """The static options of speculation over AR steps. See `image.methods` for what
+    they mean to a user.
 
     criterion: how a drafted token is tested, and what replaces it.
     gamma: most groups drafted ahead.
-    draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR step as a share of a
-        target's, and each image then drafts as many as pay off at its acceptance so far.
-    prefill: this share of the groups, and one more, come from the target alone; 0 is none.
+    draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR
+        step as a share of a target's, and each image then drafts as many as pay off at
+        its acceptance so far.
+    prefill: this share of the groups, and one more, come from the target alone; 0 is
+        none.
     """
 
     criterion: Criterion
     gamma: int = 8
-    draft_cost: float | None = dataclasses.field(default=None, metadata={"report": "adapt"})
+    draft_cost: float | None = dataclasses.field(
+        default=None, metadata={"report": "adapt"}
+    )
     prefill: float = 0.0
 
 
@@ -78,7 +86,8 @@ class Inputs:
     speculation: the options (static).
     target: verifies.
     draft: drafts; None where the target drafts for itself.
-    start: [S + gamma + 1] first index of each group in reveal order; the last gamma + 1 groups are empty.
+    start: [S + gamma + 1] first index of each group in reveal order; the last gamma + 1
+        groups are empty.
     size: [S + gamma + 1] tokens in each group.
     scale: [S + gamma + 1, B] guidance scale.
     """
@@ -157,7 +166,8 @@ class State(NamedTuple):
 
 
 def nothing_made(inputs: Inputs) -> State:
-    """Returns the state in which nothing is made but what is known, and nothing drafted."""
+    """Returns the state in which nothing is made but what is known, and nothing
+    drafted."""
     images, gamma, width = inputs.images, inputs.speculation.gamma, inputs.width
     padded = inputs.length + width - 1
     dim, dtype = inputs.target.network.token_dim, inputs.target.dtype
@@ -189,13 +199,19 @@ def final_tokens(inputs: Inputs, state: State) -> Array:
 # Where the groups of a generation are: their places, positions, scales and contexts.
 
 
-def contexts(inputs: Inputs, bound: BoundModel, tokens: Array, known: Array, lookahead: int = 1) -> Array:
-    """Reads z [B, J, lookahead, G, H, D]: entry [b, j, k] is of the tokens of group known[b, j] + k when all
-    groups before known[b, j] are known."""
+def contexts(
+    inputs: Inputs, bound: BoundModel, tokens: Array, known: Array, lookahead: int = 1
+) -> Array:
+    """Reads z [B, J, lookahead, G, H, D]: entry [b, j, k] is of the tokens of group
+    known[b, j] + k when all groups before known[b, j] are known."""
     images, many = known.shape
     halves = bound.order.shape[0] // images
-    wanted = jnp.minimum(known[:, :, None] + jnp.arange(lookahead), inputs.start.shape[0] - 1)
-    rows = jnp.minimum(inputs.start[wanted][..., None] + jnp.arange(inputs.width), inputs.length - 1)
+    wanted = jnp.minimum(
+        known[:, :, None] + jnp.arange(lookahead), inputs.start.shape[0] - 1
+    )
+    rows = jnp.minimum(
+        inputs.start[wanted][..., None] + jnp.arange(inputs.width), inputs.length - 1
+    )
     n_known = inputs.start[known]
     if bound.kept is not None:
         n_known = jnp.maximum(n_known, bound.kept.number[:, None])
@@ -214,14 +230,23 @@ def contexts(inputs: Inputs, bound: BoundModel, tokens: Array, known: Array, loo
     # The encoder reads as few tokens as the furthest image allows.
     buckets = prefix_lengths(inputs.length, inputs.options.prefix_buckets or 1)
     shortest = jnp.searchsorted(jnp.array(buckets), jnp.max(n_known))
-    read = [functools.partial(bound.network.context, bound.params, bucket=bucket) for bucket in buckets]
+    read = [
+        functools.partial(bound.network.context, bound.params, bucket=bucket)
+        for bucket in buckets
+    ]
     z = jax.lax.switch(shortest, read, *arguments)
-    return jnp.moveaxis(z.reshape(halves, images, many, lookahead, inputs.width, -1), 0, -2)
+    return jnp.moveaxis(
+        z.reshape(halves, images, many, lookahead, inputs.width, -1), 0, -2
+    )
 
 
 def exists(inputs: Inputs, group: Array) -> Array:
-    """Says which of the G places of groups [B, ...] hold a token that is to be made: [B, ..., G]."""
-    there = jnp.arange(inputs.width) < inputs.size[jnp.minimum(group, len(inputs.start) - 1)][..., None]
+    """Says which of the G places of groups [B, ...] hold a token that is to be made:
+    [B, ..., G]."""
+    there = (
+        jnp.arange(inputs.width)
+        < inputs.size[jnp.minimum(group, len(inputs.start) - 1)][..., None]
+    )
     kept = inputs.target.kept
     if kept is None:
         return there
@@ -230,38 +255,52 @@ def exists(inputs: Inputs, group: Array) -> Array:
 
 def places(inputs: Inputs, group: Array) -> Array:
     """Returns the indices in the order of generation [..., G] of a group's tokens."""
-    return inputs.start[jnp.minimum(group, len(inputs.start) - 1)][..., None] + jnp.arange(inputs.width)
+    return inputs.start[jnp.minimum(group, len(inputs.start) - 1)][
+        ..., None
+    ] + jnp.arange(inputs.width)
 
 
 def positions(inputs: Inputs, groups: Array) -> Array:
-    """Returns the positions [B, N, G] of groups [B, N]; past the end the last one is repeated."""
+    """Returns the positions [B, N, G] of groups [B, N]; past the end the last one is
+    repeated."""
     index = jnp.minimum(places(inputs, groups), inputs.length - 1)
     order = inputs.target.order[: groups.shape[0]]
-    return jnp.take_along_axis(order, index.reshape(groups.shape[0], -1), axis=1).reshape(index.shape)
+    return jnp.take_along_axis(
+        order, index.reshape(groups.shape[0], -1), axis=1
+    ).reshape(index.shape)
 
 
 def scales(inputs: Inputs, groups: Array) -> Array:
     """Returns the guidance scale [B, ..., G] of the tokens of groups [B, ...]."""
     image = jnp.arange(groups.shape[0]).reshape(-1, *[1] * (groups.ndim - 1))
-    return jnp.broadcast_to(inputs.scale[groups, image][..., None], (*groups.shape, inputs.width))
+    return jnp.broadcast_to(
+        inputs.scale[groups, image][..., None], (*groups.shape, inputs.width)
+    )
 
 
-def put(inputs: Inputs, tokens: Array, groups: Array, values: Array, where: Array) -> Array:
+def put(
+    inputs: Inputs, tokens: Array, groups: Array, values: Array, where: Array
+) -> Array:
     """Writes values [B, N, G, ...] into groups [B, N] where [B, N, G]."""
     images = len(groups)
-    index = jnp.where(where, places(inputs, groups), tokens.shape[1])  # the rest is dropped
+    index = jnp.where(
+        where, places(inputs, groups), tokens.shape[1]
+    )  # the rest is dropped
     values = values.reshape(images, -1, *tokens.shape[2:])
-    return tokens.at[jnp.arange(images)[:, None], index.reshape(images, -1)].set(values, mode="drop")
+    return tokens.at[jnp.arange(images)[:, None], index.reshape(images, -1)].set(
+        values, mode="drop"
+    )
 
 
 def round_keys(inputs: Inputs, group: Array, purpose: Purpose) -> Array:
-    """Returns keys [B] of a round, for images that were at `group` [B] when it began: every round ends
-    further on."""
+    """Returns keys [B] of a round, for images that were at `group` [B] when it began:
+    every round ends further on."""
     return jax.vmap(jax.random.fold_in)(purpose_keys(inputs.keys, purpose), group)
 
 
 def with_drafts(inputs: Inputs, state: State, count: Array | None = None) -> Array:
-    """Returns the known tokens followed by the drafts (by the first `count` of them, if that is given)."""
+    """Returns the known tokens followed by the drafts (by the first `count` of them, if
+    that is given)."""
     gamma = inputs.speculation.gamma
     groups = state.group[:, None] + jnp.arange(gamma)
     used = exists(inputs, groups)

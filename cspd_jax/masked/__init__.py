@@ -1,13 +1,16 @@
-"""Masked-diffusion language models: self-speculation that writes what stepwise decoding writes.
+"""Masked-diffusion language models: self-speculation that writes what stepwise decoding
+writes.
 
-`generate` fills the places after prompts, and `stream` does so round by round. `fastest` measures whether
-self-speculation pays here. `generate` and `stream` take (key, model, prompts, method, options):
+`generate` fills the places after prompts, and `stream` does so round by round.
+`fastest` measures whether self-speculation pays here. `generate` and `stream` take
+(key, model, prompts, method, options):
 
-    options = masked.Options(max_new_tokens=64, block=8)
-    tokens, info = masked.generate(None, model, prompts, masked.SelfSpeculation(gamma=4), options)
+    options = masked.Options(max_new_tokens=64, block=8) tokens, info =
+    masked.generate(None, model, prompts, masked.SelfSpeculation(gamma=4), options)
 
-A generation is made of pure functions that can be combined in other ways: `generation.prepare` makes the
-`Inputs`, whose way has the first state, `begin`, the rounds or steps, `advance`, and their end, `unfinished`.
+A generation is made of pure functions that can be combined in other ways:
+`generation.prepare` makes the `Inputs`, whose way has the first state, `begin`, the
+rounds or steps, `advance`, and their end, `unfinished`.
 """
 
 from cspd_jax.language_models import MaskedLanguageModel, Prompts, pad_prompts

@@ -1,4 +1,5 @@
-"""Tables of texts for a model (`sets.fit`), from the moves that stepwise decoding makes."""
+"""Tables of texts for a model (`sets.fit`), from the moves that stepwise decoding
+makes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ from cspd_jax.masked.speculative import Moves, Speculation, draft, width
 
 Array = jax.Array
 COUNTS = (4, 8, 16, 32, 64)
-_RANKS, _TOKENS, _FAR = 24, 4, 24  # places, tokens at each, and moves ahead that are looked at
+_RANKS, _TOKENS, _FAR = (
+    24,
+    4,
+    24,
+)  # places, tokens at each, and moves ahead that are looked at
 _ROWS = 8  # prompts at a time
 
 
@@ -33,24 +38,30 @@ def fitted(
     *,
     progress: bool = False,
 ) -> dict[int, MoveSets]:
-    """Tables of so many texts, for texts like those after these prompts. options: greedy; a block cache is
-    left out."""
+    """Tables of so many texts, for texts like those after these prompts. options:
+    greedy; a block cache is left out."""
     options = dataclasses.replace(options, cached=False)
     runs: list[Run] = []
-    with Bar(total=len(prompts), desc="texts", unit="text", disable=not progress) as bar:
+    with Bar(
+        total=len(prompts), desc="texts", unit="text", disable=not progress
+    ) as bar:
         for i in range(0, len(prompts), _ROWS):
             runs += recorded(model, prompts[i : i + _ROWS], options)
             bar.update(len(runs) - bar.n)
     moves = [walk[0] for run in runs for walk in run]
     if set(moves) <= {BEYOND}:
         raise UserError(
-            f"after the {len(prompts)} prompts none of {len(moves)} moves that follow another was among those"
-            " drafted one move earlier; a table needs more prompts, more places, or a trained model"
+            f"after the {len(prompts)} prompts none of {len(moves)} moves that follow"
+            " another was among those"
+            " drafted one move earlier; a table needs more prompts, more places, or a"
+            " trained model"
         )
     return {count: fit(runs, count) for count in counts}
 
 
-def recorded(model: Model, prompts: Sequence[Sequence[int]], options: Options) -> list[list[list[Move]]]:
+def recorded(
+    model: Model, prompts: Sequence[Sequence[int]], options: Options
+) -> list[list[list[Move]]]:
     """Returns the run of each prompt."""
     request = None, model, prompts, Stepwise(), options
     tokens, info = jax.device_get(generate(*request))
@@ -60,9 +71,16 @@ def recorded(model: Model, prompts: Sequence[Sequence[int]], options: Options) -
     order = np.argsort(steps, axis=1)
     runs: list[list[list[Move]]] = [[] for _ in tokens]
     for step in range(tokens.shape[1] - 1):
-        seen = jax.device_get(_drafted(canvas, probe, np.where(steps < step, tokens, canvas.mask_id), step))
+        seen = jax.device_get(
+            _drafted(
+                canvas, probe, np.where(steps < step, tokens, canvas.mask_id), step
+            )
+        )
         for row in range(len(tokens)):
-            made = [(place, tokens[row, place]) for place in order[row, step + 1 : step + 1 + _FAR]]
+            made = [
+                (place, tokens[row, place])
+                for place in order[row, step + 1 : step + 1 + _FAR]
+            ]
             runs[row].append([_as_drafted(seen, row, *move) for move in made])
     return runs
 
@@ -77,7 +95,9 @@ def _drafted(canvas: Canvas, probe: Speculation, text: Array, step: Array) -> Mo
 def _as_drafted(seen: Moves, row: int, place: int, token: int) -> Move:
     """Returns (rank, which token) of a move, or `BEYOND`."""
     ranks = np.flatnonzero((seen.place[row] == place) & seen.exists[row])
-    if not len(ranks) or ranks[0] == 0:  # the certain place, whose token was another one: a near-tie
+    if (
+        not len(ranks) or ranks[0] == 0
+    ):  # the certain place, whose token was another one: a near-tie
         return BEYOND
     which = np.flatnonzero(seen.tokens[row, ranks[0]] == token)
     return (int(ranks[0]), int(which[0])) if len(which) else BEYOND

@@ -1,4 +1,5 @@
-"""The canvas: prompts with places to be filled after them, and the window of places that a pass looks at."""
+"""The canvas: prompts with places to be filled after them, and the window of places
+that a pass looks at."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Canvas:
 
     @property
     def halves(self) -> int:
-        """H: rows of the network for a text; 2 with guidance, of which the second does not see the prompt."""
+        """H: rows of the network for a text; 2 with guidance, of which the second does
+        not see the prompt."""
         return 1 if self.options.guidance is None else 2
 
     @property
@@ -88,7 +90,11 @@ class Window(NamedTuple):
 
 
 def make_canvas(
-    network: MaskedLanguageModel, params: Any, prompts: Prompts, options: Options, keys: Array | None = None
+    network: MaskedLanguageModel,
+    params: Any,
+    prompts: Prompts,
+    options: Options,
+    keys: Array | None = None,
 ) -> Canvas:
     """Makes a canvas with places after each prompt. keys: [B], if anything is drawn."""
     mask_id, places = network.config.mask_ids[0], options.max_new_tokens
@@ -101,7 +107,9 @@ def make_canvas(
         block=min(options.block, places),
         temperature=jnp.asarray(options.temperature, float),
         top_p=real(options.top_p),
-        top_k=None if options.top_k is None else jnp.minimum(options.top_k, network.config.vocab_size),
+        top_k=None
+        if options.top_k is None
+        else jnp.minimum(options.top_k, network.config.vocab_size),
         place_temperature=real(options.place_temperature),
         guidance=real(options.guidance),
     )
@@ -109,23 +117,34 @@ def make_canvas(
 
 
 def window_at(canvas: Canvas, text: Array, width: int) -> Window:
-    """Returns `width` places (whole blocks) from the first open block of text [B, G] on, or the last ones."""
-    first = jnp.argmax(text == canvas.mask_id, axis=1).astype(jnp.int32) // canvas.block * canvas.block
+    """Returns `width` places (whole blocks) from the first open block of text [B, G]
+    on, or the last ones."""
+    first = (
+        jnp.argmax(text == canvas.mask_id, axis=1).astype(jnp.int32)
+        // canvas.block
+        * canvas.block
+    )
     end = -(-canvas.places // canvas.block) * canvas.block
-    places = jnp.minimum(first, max(0, end - width))[:, None] + jnp.arange(width, dtype=jnp.int32)
+    places = jnp.minimum(first, max(0, end - width))[:, None] + jnp.arange(
+        width, dtype=jnp.int32
+    )
     return Window(places, places < canvas.places, places // canvas.block)
 
 
 def is_masked(canvas: Canvas, window: Window, text: Array) -> Array:
-    """Returns whether each place of the window is still to be filled: [B, ..., W] for text [B, ..., G]."""
+    """Returns whether each place of the window is still to be filled: [B, ..., W] for
+    text [B, ..., G]."""
     index = window.places.reshape(len(text), *[1] * (text.ndim - 2), -1)
-    index = jnp.minimum(jnp.broadcast_to(index, (*text.shape[:-1], index.shape[-1])), canvas.places - 1)
+    index = jnp.minimum(
+        jnp.broadcast_to(index, (*text.shape[:-1], index.shape[-1])), canvas.places - 1
+    )
     exists = window.exists.reshape(len(text), *[1] * (text.ndim - 2), -1)
     return (jnp.take_along_axis(text, index, axis=-1) == canvas.mask_id) & exists
 
 
 def fill(text: Array, place: Array, value: Array, where: Array) -> Array:
-    """Writes `value` into text [B, G] at those of the places [B, K] for which `where` [B, K] is true."""
+    """Writes `value` into text [B, G] at those of the places [B, K] for which `where`
+    [B, K] is true."""
     column = jnp.where(where, place, text.shape[1])  # the rest is dropped
     value = jnp.broadcast_to(value, column.shape).astype(text.dtype)
     return text.at[jnp.arange(len(text))[:, None], column].set(value, mode="drop")

@@ -1,4 +1,5 @@
-"""Text from a masked-diffusion language model: at once, or round by round as a stream."""
+"""Text from a masked-diffusion language model: at once, or round by round as a
+stream."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError
 from cspd_jax.info import Generated, Info
 from cspd_jax.keys import independent_key, keys_per_row
-from cspd_jax.language_models import Model, PromptsLike, as_prompts, bound, check_prompts, concrete
+from cspd_jax.language_models import (
+    Model,
+    PromptsLike,
+    as_prompts,
+    bound,
+    check_prompts,
+    concrete,
+)
 from cspd_jax.masked import stepwise
 from cspd_jax.masked.canvas import Canvas, make_canvas
 from cspd_jax.masked.options import Method, Options, Schedule, SelfSpeculation, Stepwise
@@ -45,7 +53,8 @@ class Trace(NamedTuple):
     """How the text was filled.
 
     steps: [B, G] the step of its row at which each place was filled, from 0.
-    rounds: [B, G] the round in which it was filled; the same as steps unless the method speculates.
+    rounds: [B, G] the round in which it was filled; the same as steps unless the method
+        speculates.
     """
 
     steps: Array
@@ -58,7 +67,8 @@ class Inputs:
     """What stays the same during a generation.
 
     canvas: the model, the prompts and the places after them.
-    way: how they are filled: `begin`, `unfinished` and `advance` are the parts of the loop.
+    way: how they are filled: `begin`, `unfinished` and `advance` are the parts of the
+        loop.
     """
 
     canvas: Canvas
@@ -77,19 +87,25 @@ def generate(
     *,
     progress: bool = False,
 ) -> Generated:
-    """Fills the places after each prompt, and returns (tokens [B, max_new_tokens], info).
+    """Fills the places after each prompt, and returns (tokens [B, max_new_tokens],
+    info).
 
-    A row depends on its own prompt, key and numbers, never on its neighbours. The function can be called
-    inside your own jitted function. A place whose logits are NaN is filled with -1.
+    A row depends on its own prompt, key and numbers, never on its neighbours. The
+    function can be called inside your own jitted function. A place whose logits are NaN
+    is filled with -1.
 
     Args:
-      key: one key, from which each row derives its own, or one key per row [B]. None is enough when greedy.
-      model: a loaded model, or a pair (network, params); the pair may have traced parameters.
-      prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`, which may be traced.
-      method: `SelfSpeculation()`, which writes what `Stepwise()`, its reference, writes; or `Schedule()`, the
-        lossy one that was published with the model.
+      key: one key, from which each row derives its own, or one key per row [B]. None is
+          enough when greedy.
+      model: a loaded model, or a pair (network, params); the pair may have traced
+          parameters.
+      prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`, which
+          may be traced.
+      method: `SelfSpeculation()`, which writes what `Stepwise()`, its reference,
+        writes; or `Schedule()`, the lossy one that was published with the model.
       options: see `Options`.
-      progress: show a bar, for which each round is a jitted call of its own; not on a mesh, nor in `jit`.
+      progress: show a bar, for which each round is a jitted call of its own; not on a
+          mesh, nor in `jit`.
     """
     mesh = common_mesh(model)
     inputs = prepare(key, model, prompts, method, options)
@@ -103,12 +119,19 @@ def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
     """Has each group of devices fill its own share of the rows."""
     canvas, way = inputs.canvas, inputs.way
     each = lambda a: a if a.ndim else jnp.broadcast_to(a, (len(canvas.start),))
-    steps = way if isinstance(way, Steps) else None  # whose quotas are those of all rows
+    steps = (
+        way if isinstance(way, Steps) else None
+    )  # whose quotas are those of all rows
     rows = dataclasses.replace(canvas, params=None), way if steps is None else None
 
     def fill(rows: Any, shared: Any) -> Generated:
         (canvas, way), (params, steps) = rows, shared
-        return run(Inputs(dataclasses.replace(canvas, params=params), steps if way is None else way))
+        return run(
+            Inputs(
+                dataclasses.replace(canvas, params=params),
+                steps if way is None else way,
+            )
+        )
 
     return spread(fill, mesh, jax.tree.map(each, rows), (canvas.params, steps))
 
@@ -129,9 +152,11 @@ def stream(
     method: Method = SelfSpeculation(),
     options: Options = Options(),
 ) -> Iterator[Generated]:
-    """Yields (tokens, info) after each round or step; the last one is what `generate` returns.
+    """Yields (tokens, info) after each round or step; the last one is what `generate`
+    returns.
 
-    The arguments are those of `generate`. Places that are still to be filled hold the mask's id.
+    The arguments are those of `generate`. Places that are still to be filled hold the
+    mask's id.
     """
     return _outputs(prepare(key, model, prompts, method, options))
 
@@ -168,10 +193,15 @@ def _advance(inputs: Inputs, state: Any, cache: Any) -> State:
 
 
 def output(inputs: Inputs, state: State) -> Generated:
-    """Returns what there is after some round or step; places that are not filled yet hold the mask's id."""
+    """Returns what there is after some round or step; places that are not filled yet
+    hold the mask's id."""
     happened, judgement = state.info, inputs.way.judgement
     if inputs.canvas.cached and judgement.lossless:
-        note = "; with the block cache this is a different sampler, with a reference of its own"
+        note = (
+            "; with the block cache this is a different sampler, with a reference"
+            " of"
+            " its own"
+        )
         judgement = judgement._replace(why=judgement.why + note)
     info = Info(
         made=jnp.sum(state.text != inputs.canvas.mask_id, axis=1, dtype=jnp.int32),
@@ -193,18 +223,25 @@ def prepare(
     method: Method = SelfSpeculation(),
     options: Options = Options(),
 ) -> Inputs:
-    """Returns the arguments of `generate`, checked where their values are known, as `Inputs`."""
+    """Returns the arguments of `generate`, checked where their values are known, as
+    `Inputs`."""
     network, params = bound(model)
     config, prompts = network.config, as_prompts(prompts)
     if not config.mask_ids:
-        raise UserError("the model has no mask id, so it is not a masked-diffusion model")
+        raise UserError(
+            "the model has no mask id, so it is not a masked-diffusion model"
+        )
     check_prompts(config, prompts, options.max_new_tokens, shortest=int(config.shifted))
     batch = len(prompts.lengths)
     if _is_zero(options.place_temperature):
         options = dataclasses.replace(options, place_temperature=None)
-    if isinstance(method, Schedule) and config.shifted:  # Dream's schedule knows no blocks
+    if (
+        isinstance(method, Schedule) and config.shifted
+    ):  # Dream's schedule knows no blocks
         options = dataclasses.replace(options, block=options.max_new_tokens)
-    keys = keys_per_row(key, batch) if _draws(key, options) and key is not None else None
+    keys = (
+        keys_per_row(key, batch) if _draws(key, options) and key is not None else None
+    )
     canvas = make_canvas(network, params, prompts, options, keys)
     if isinstance(method, Schedule):
         return Inputs(canvas, Steps(_quotas(method, options, config.shifted)))
@@ -229,48 +266,70 @@ def _draws(key: Array | None, options: Options) -> bool:
     drawn_places = options.place_temperature is not None
     if drawn_places and options.confidence in ("clean", "random"):
         raise UserError(
-            "place_temperature is for confidence 'probability', 'margin' and 'entropy', not"
+            "place_temperature is for confidence 'probability', 'margin' and 'entropy',"
+            " not"
             f" {options.confidence!r}"
         )
-    draws = drawn_places or options.confidence == "random" or not _is_zero(options.temperature)
+    draws = (
+        drawn_places
+        or options.confidence == "random"
+        or not _is_zero(options.temperature)
+    )
     if draws and key is None:
         raise UserError("sampling needs a key: one, or one for each row")
     return draws
 
 
-def _speculation(method: SelfSpeculation, model: Model, options: Options, canvas: Canvas) -> Speculation:
-    """Returns which texts are read, and how far to go: at most all moves that there are."""
+def _speculation(
+    method: SelfSpeculation, model: Model, options: Options, canvas: Canvas
+) -> Speculation:
+    """Returns which texts are read, and how far to go: at most all moves that there
+    are."""
     batch, places = len(canvas.start), options.max_new_tokens
     most = max(1, (min(options.block, places) if options.cached else places) - 1)
     if method.texts is None:
-        max_gamma = min(int(np.max(method.gamma)) if method.max_gamma is None else method.max_gamma, most)
+        max_gamma = min(
+            int(np.max(method.gamma)) if method.max_gamma is None else method.max_gamma,
+            most,
+        )
         gamma = jnp.broadcast_to(jnp.minimum(method.gamma, max_gamma), (batch,))
         return Speculation(prefixes(max_gamma), gamma)
     if canvas.keys is not None:
         raise UserError(
-            "texts are for temperature 0: above it the noise of a step decides which moves come, and a table"
-            " that knows no steps drafts badly; leave texts out, for the chain of prefixes"
+            "texts are for temperature 0: above it the noise of a step decides which"
+            " moves come, and a table"
+            " that knows no steps drafts badly; leave texts out, for the chain of"
+            " prefixes"
         )
     sets = method.texts
     if not isinstance(sets, MoveSets):
         sets = chosen(tables_of(model), int(sets))
     sets = sets.within(most)
-    return Speculation(sets, jnp.full(batch, len(sets.texts)))  # as far as the table goes
+    return Speculation(
+        sets, jnp.full(batch, len(sets.texts))
+    )  # as far as the table goes
 
 
 def _quotas(method: Schedule, options: Options, shifted: bool) -> Array:
-    """Returns how many places each step fills, by the schedule published with the model's family."""
+    """Returns how many places each step fills, by the schedule published with the
+    model's family."""
     if options.cached:
         raise UserError("a schedule has no cache; leave cached off")
     places, block = options.max_new_tokens, min(options.block, options.max_new_tokens)
     steps = places if method.steps is None else method.steps
     if steps > places:
-        raise UserError(f"steps is {steps}; the schedule has at most one for each of {places} places")
+        raise UserError(
+            f"steps is {steps}; the schedule has at most one for each of {places}"
+            " places"
+        )
     if shifted:
         return jnp.asarray(stepwise.dream_quotas(places, steps))
     blocks = -(-places // block)
     if steps < blocks:
-        raise UserError(f"steps is {steps}; the schedule has at least one for each of {blocks} blocks")
+        raise UserError(
+            f"steps is {steps}; the schedule has at least one for each of {blocks}"
+            " blocks"
+        )
     return jnp.asarray(stepwise.llada_quotas(places, block, steps))
 
 
@@ -284,18 +343,30 @@ def fastest(
     texts: tuple[int, ...] = (4, 16),
     pilot: int = _PILOT,
 ) -> Choice[Request]:
-    """Returns what to give `generate`: stepwise decoding or self-speculation, whichever is faster here.
+    """Returns what to give `generate`: stepwise decoding or self-speculation, whichever
+    is faster here.
 
-    Each way fills the first `pilot` places of each row in turns (whole blocks); the text is the same. The
-    measurement draws numbers of its own. The ways are named "stepwise", "gamma 4" and, where nothing is
-    drawn, "texts 16". `generate(*choice.request)` runs the fastest.
+    Each way fills the first `pilot` places of each row in turns (whole blocks); the
+    text is the same. The measurement draws numbers of its own. The ways are named
+    "stepwise", "gamma 4" and, where nothing is drawn, "texts 16".
+    `generate(*choice.request)` runs the fastest.
     """
     request = Request(key, model, prompts, Stepwise(), options)
     ways = {"stepwise": request}
     ways |= {f"gamma {g}": request._replace(method=SelfSpeculation(g)) for g in gammas}
     if prepare(*request).canvas.keys is None:
-        ways |= {f"texts {n}": request._replace(method=SelfSpeculation(texts=n)) for n in texts}
-    places = min(options.max_new_tokens, max(options.block, pilot // options.block * options.block))
-    short = dataclasses.replace(options, max_new_tokens=places, block=min(options.block, places))
+        ways |= {
+            f"texts {n}": request._replace(method=SelfSpeculation(texts=n))
+            for n in texts
+        }
+    places = min(
+        options.max_new_tokens,
+        max(options.block, pilot // options.block * options.block),
+    )
+    short = dataclasses.replace(
+        options, max_new_tokens=places, block=min(options.block, places)
+    )
     independent = None if key is None else independent_key(key)
-    return choose(ways, lambda one: generate(*one._replace(key=independent, options=short)))
+    return choose(
+        ways, lambda one: generate(*one._replace(key=independent, options=short))
+    )

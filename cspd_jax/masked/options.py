@@ -1,6 +1,7 @@
-"""The options of filling places, and the ways to fill them: self-speculation, its stepwise reference, and the
-published lossy schedules. A field is the only place where an option has its name, its default and its
-meaning; what belongs to one method alone is a field of that method."""
+"""The options of filling places, and the ways to fill them: self-speculation, its
+stepwise reference, and the published lossy schedules. A field is the only place where
+an option has its name, its default and its meaning; what belongs to one method alone is
+a field of that method."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ CONFIDENCES = ("clean", "probability", "margin", "entropy", "random")
 class Options:
     """How the places after prompts are filled, whatever the method.
 
-    Numbers may be traced, and are one number or one for each row [B]; changing them compiles nothing. Sizes
-    and flags are static, as is whether an option is None.
+    Numbers may be traced, and are one number or one for each row [B]; changing them
+    compiles nothing. Sizes and flags are static, as is whether an option is None.
     """
 
     max_new_tokens: int = option(
@@ -43,15 +44,18 @@ class Options:
     )
     cached: bool = option(
         False,
-        "cache keys and values within each block: another sampler, with a stepwise reference of its own",
+        "cache keys and values within each block: another sampler, with a stepwise"
+        " reference of its own",
         static=True,
         flags=("--cache",),
         action="store_true",
     )
     confidence: str = option(
         "clean",
-        "what makes a place the next one. clean: the probability of its token without temperature, as in"
-        " LLaDA (default); probability, margin, entropy: of the distribution that the token is drawn from, as"
+        "what makes a place the next one. clean: the probability of its token without"
+        " temperature, as in"
+        " LLaDA (default); probability, margin, entropy: of the distribution that the"
+        " token is drawn from, as"
         " in Dream (maskgit_plus, topk_margin, entropy); random: random remasking",
         static=True,
         flags=("--confidence",),
@@ -59,7 +63,8 @@ class Options:
     )
     temperature: Array | float = option(
         0.0,
-        "of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users take 0.1 to 0.4",
+        "of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users take 0.1 to"
+        " 0.4",
         flags=("--temperature",),
         type=float,
     )
@@ -79,7 +84,8 @@ class Options:
     )
     place_temperature: Array | float | None = option(
         None,
-        "draw the place from softmax(confidence / T), Dream's alg_temp (default: 0, the surest place)",
+        "draw the place from softmax(confidence / T), Dream's alg_temp (default: 0, the"
+        " surest place)",
         flags=("--place-temperature", "--alg-temp"),
         type=float,
         metavar="T",
@@ -100,7 +106,8 @@ class SelfSpeculation:
 
     gamma: Array | int = option(
         4,
-        "moves tested per pass of ssd (default: 4; in Python also one for each row); more than there are"
+        "moves tested per pass of ssd (default: 4; in Python also one for each row);"
+        " more than there are"
         " places to fill is the same as all of them",
         flags=("--draft-len", "--gamma"),
         type=int,
@@ -108,11 +115,13 @@ class SelfSpeculation:
         default=None,
     )
     max_gamma: int | None = option(
-        None, "the largest gamma, on which work and memory depend (default: gamma itself)"
+        None,
+        "the largest gamma, on which work and memory depend (default: gamma itself)",
     )
     texts: MoveSets | int | None = option(
         None,
-        "texts read per pass: a chosen table in place of the chain of --draft-len, from those that cspd-jax"
+        "texts read per pass: a chosen table in place of the chain of --draft-len, from"
+        " those that cspd-jax"
         " calibrate keeps beside the model, or else from the package's; greedy only",
         flags=("--texts",),
         type=int,
@@ -126,11 +135,14 @@ class SelfSpeculation:
 class Stepwise:
     """The reference: one token per step.
 
-    like: reads its texts by the passes of this way, in which it does not speculate: then the two write the
-        same texts in float32, too, where passes of other shapes round otherwise.
+    like: reads its texts by the passes of this way, in which it does not speculate:
+        then the two write the same texts in float32, too, where passes of other shapes
+        round otherwise.
     """
 
-    like: SelfSpeculation | None = option(None, "the way whose passes it reads texts by")
+    like: SelfSpeculation | None = option(
+        None, "the way whose passes it reads texts by"
+    )
 
     name: ClassVar[str] = "stepwise"
 
@@ -138,11 +150,13 @@ class Stepwise:
 @documented
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The schedule published with the model's family, which fills several places per step and is lossy."""
+    """The schedule published with the model's family, which fills several places per
+    step and is lossy."""
 
     steps: int | None = option(
         None,
-        "steps of --method schedule (default: half the number of places; in Python one per place)",
+        "steps of --method schedule (default: half the number of places; in Python one"
+        " per place)",
         flags=("--steps",),
         type=int,
     )

@@ -1,15 +1,19 @@
 """The stepwise rule: which place is filled next, and with which token.
 
-In the earliest block with something to fill, the rule takes the place whose token the model is most confident
-of, the first one if several are equal. At temperature 0 the token of a place is the most probable one; above,
-it has the largest logit + temperature * Gumbel noise, with noise that belongs to the step and the place, of
-the tokens that top-p and top-k leave.
+In the earliest block with something to fill, the rule takes the place whose token the
+model is most confident of, the first one if several are equal. At temperature 0 the
+token of a place is the most probable one; above, it has the largest logit + temperature
+* Gumbel noise, with noise that belongs to the step and the place, of the tokens that
+top-p and top-k leave.
 
-How sure a model is of a place is measured as the published samplers do. "clean" is LLaDA's low-confidence
-remasking: the probability of the place's token by the logits as they are, without temperature or cuts.
-"probability", "margin" and "entropy" are Dream's maskgit_plus, topk_margin and entropy, of the distribution
-that the token is drawn from: after the temperature, top-p and top-k, in this order. "random" is LLaDA's
-random remasking: places in random order, whatever the model says.
+How sure a model is of a place is measured as the published samplers do. "clean" is
+LLaDA's low-confidence
+remasking: the probability of the place's token by the logits as they are, without
+    temperature or cuts.
+"probability", "margin" and "entropy" are Dream's maskgit_plus, topk_margin and entropy,
+of the distribution that the token is drawn from: after the temperature, top-p and
+top-k, in this order. "random" is LLaDA's random remasking: places in random order,
+whatever the model says.
 """
 
 from __future__ import annotations
@@ -44,8 +48,9 @@ class Scores(NamedTuple):
     """Logits of every token at every place, without noise.
 
     clean: [..., W, V] the model's, with -inf for ids that are never written.
-    drawn: [..., W, V] `clean` with the temperature and the cuts, -inf for those cut: what may be drawn, and
-        what Dream's confidences are of; `clean` itself if nothing needs it.
+    drawn: [..., W, V] `clean` with the temperature and the cuts, -inf for those cut:
+        what may be drawn, and what Dream's confidences are of; `clean` itself if
+        nothing needs it.
     """
 
     clean: Array
@@ -65,8 +70,11 @@ class Choice(NamedTuple):
     exists: Array
 
 
-def candidates(canvas: Canvas, logits: Array, places: Array, steps: Array) -> Candidates:
-    """Returns the candidates from logits [B, ..., W, V] at places [B, ..., W], for steps [B, ...]."""
+def candidates(
+    canvas: Canvas, logits: Array, places: Array, steps: Array
+) -> Candidates:
+    """Returns the candidates from logits [B, ..., W, V] at places [B, ..., W], for
+    steps [B, ...]."""
     return drawn_from(canvas, scores(canvas, logits), places, steps)
 
 
@@ -83,7 +91,9 @@ def scores(canvas: Canvas, logits: Array) -> Scores:
     return Scores(logits, tempered(canvas, logits) if uses_tempered(canvas) else logits)
 
 
-def drawn_from(canvas: Canvas, of_tokens: Scores, places: Array, steps: Array) -> Candidates:
+def drawn_from(
+    canvas: Canvas, of_tokens: Scores, places: Array, steps: Array
+) -> Candidates:
     """Returns the candidates at places [B, ..., W], for steps [B, ...]."""
     (logits, drawn), options = of_tokens, canvas.options
     noisy = logits if drawn is logits else jnp.where(drawn > -jnp.inf, logits, -jnp.inf)
@@ -93,35 +103,43 @@ def drawn_from(canvas: Canvas, of_tokens: Scores, places: Array, steps: Array) -
     tokens = most_probable(noisy)
     if options.confidence == "random":
         return Candidates(tokens, place_noise(canvas.keys, steps, places, logits.dtype))
-    confidence = MEASURES[options.confidence](logits if options.confidence == "clean" else drawn, tokens)
+    confidence = MEASURES[options.confidence](
+        logits if options.confidence == "clean" else drawn, tokens
+    )
     if options.place_temperature is None:
         return Candidates(tokens, confidence)
     # softmax(confidence / temperature) without replacement, by Gumbel noise
     scale = by_row(options.place_temperature, confidence)
     if options.confidence == "probability":
         confidence = jnp.exp(confidence)
-    return Candidates(tokens, confidence + scale * place_noise(canvas.keys, steps, places, logits.dtype))
+    return Candidates(
+        tokens,
+        confidence + scale * place_noise(canvas.keys, steps, places, logits.dtype),
+    )
 
 
 def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) -> Array:
-    """Draws Gumbel noise [B, ..., W, num_ids] by the row's key [B], the step [B, ...] and the place."""
+    """Draws Gumbel noise [B, ..., W, num_ids] by the row's key [B], the step [B, ...]
+    and the place."""
     fold = jax.random.fold_in
-    of_row = lambda key, steps, places: jax.vmap(lambda s, p: jax.vmap(lambda q: fold(fold(key, s), q))(p))(
-        steps.reshape(-1), places.reshape(-1, places.shape[-1])
-    )
+    of_row = lambda key, steps, places: jax.vmap(
+        lambda s, p: jax.vmap(lambda q: fold(fold(key, s), q))(p)
+    )(steps.reshape(-1), places.reshape(-1, places.shape[-1]))
     made = jax.vmap(of_row)(keys, steps, places)
     return gumbel(made.reshape(places.shape), num_ids, dtype)
 
 
 def place_noise(keys: Array | None, steps: Array, places: Array, dtype) -> Array:
-    """Draws Gumbel noise [B, ..., W] of the places themselves, apart from that of their tokens."""
+    """Draws Gumbel noise [B, ..., W] of the places themselves, apart from that of their
+    tokens."""
     assert keys is not None
     of_places = jax.vmap(lambda key: jax.random.fold_in(key, _PLACES))(keys)
     return step_noise(of_places, steps, places, 1, dtype)[..., 0]
 
 
 def eligible(masked: Array, blocks: Array) -> Array:
-    """Returns which of the masked places [..., W] are in the earliest block that has any."""
+    """Returns which of the masked places [..., W] are in the earliest block that has
+    any."""
     first = jnp.min(jnp.where(masked, blocks, _NO_BLOCK), axis=-1, keepdims=True)
     return masked & (blocks == first)
 
@@ -129,35 +147,46 @@ def eligible(masked: Array, blocks: Array) -> Array:
 def choose(offered: Candidates, masked: Array, blocks: Array) -> Choice:
     """Applies the rule to places [..., W]."""
     open_places = eligible(masked, blocks)
-    index = jnp.argmax(jnp.where(open_places, _finite(offered.confidence), -jnp.inf), axis=-1)
+    index = jnp.argmax(
+        jnp.where(open_places, _finite(offered.confidence), -jnp.inf), axis=-1
+    )
     token = jnp.take_along_axis(offered.tokens, index[..., None], axis=-1)[..., 0]
     return Choice(index, token, jnp.any(masked, axis=-1))
 
 
 def surest(offered: Candidates, open_places: Array, count: Array) -> Array:
-    """Returns the `count` most confident of the open places [..., W], the first on ties: bool [..., W]."""
-    falling = jnp.argsort(jnp.where(open_places, -_finite(offered.confidence), jnp.inf), axis=-1, stable=True)
+    """Returns the `count` most confident of the open places [..., W], the first on
+    ties: bool [..., W]."""
+    falling = jnp.argsort(
+        jnp.where(open_places, -_finite(offered.confidence), jnp.inf),
+        axis=-1,
+        stable=True,
+    )
     rank = jnp.argsort(falling, axis=-1)
     return open_places & (rank < count)
 
 
 def _finite(confidence: Array) -> Array:
-    """Returns it with the least number in place of -inf and NaN, so that an open place is before all others:
-    a loop that fills a place in each step ends, whatever a network says."""
+    """Returns it with the least number in place of -inf and NaN, so that an open place
+    is before all others: a loop that fills a place in each step ends, whatever a
+    network says."""
     least = jnp.finfo(confidence.dtype).min
     return jnp.maximum(jnp.where(jnp.isnan(confidence), least, confidence), least)
 
 
 def uses_tempered(canvas: Canvas) -> bool:
-    """Returns whether the distribution that tokens are drawn from is needed, beyond the logits."""
+    """Returns whether the distribution that tokens are drawn from is needed, beyond the
+    logits."""
     cuts = canvas.options.top_p is not None or canvas.options.top_k is not None
     return cuts or canvas.options.confidence not in ("clean", "random")
 
 
 def tempered(canvas: Canvas, logits: Array) -> Array:
-    """Returns logits [B, ..., W, V] <= 0 that tokens are drawn from, with -inf for those cut.
+    """Returns logits [B, ..., W, V] <= 0 that tokens are drawn from, with -inf for
+    those cut.
 
-    A temperature of 0 counts as 1 here, as in Dream, whose measures exist for greedy tokens, too.
+    A temperature of 0 counts as 1 here, as in Dream, whose measures exist for greedy
+    tokens, too.
     """
     temperature = by_row(canvas.options.temperature, logits)
     x = logits - jnp.max(logits, axis=-1, keepdims=True)
@@ -176,15 +205,16 @@ def by_row(number: Array | float, x: Array) -> Array:
 
 def log_probability(logits: Array, tokens: Array) -> Array:
     """Returns the log probabilities [...] of tokens [...] by logits [..., V]."""
-    # That of a near-certain token is close to 0. Subtracting the largest logit first keeps its digits, which
-    # the rounding of large logits would swamp.
+    # That of a near-certain token is close to 0. Subtracting the largest logit first
+    # keeps its digits, which the rounding of large logits would swamp.
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return chosen - jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
 
 
 def margin(logits: Array, tokens: Array) -> Array:
-    """Returns by how much the most probable token is more probable than the second one."""
+    """Returns by how much the most probable token is more probable than the second
+    one."""
     probs = jax.nn.softmax(logits, axis=-1)
     best = jnp.argmax(probs, axis=-1, keepdims=True)
     others = jnp.where(jnp.arange(probs.shape[-1]) == best, 0, probs)

@@ -1,10 +1,13 @@
-"""Which texts a pass reads: sets of drafted moves, each a text with these places filled.
+"""Which texts a pass reads: sets of drafted moves, each a text with these places
+filled.
 
-The logits of a text rank its open places by the order in which the rule would take them, and each place's
-tokens by probability. A drafted move is (rank of the place, which of its most probable tokens). The first
-place, rank 0, with its most probable token is the certain move, which every text has. The rule, asked at one
-text, names the next move; if the text with that move too is among those read, it is visited next. So a walk
-from the certain move visits the texts of stepwise decoding, for as long as the table has them.
+The logits of a text rank its open places by the order in which the rule would take
+them, and each place's tokens by probability. A drafted move is (rank of the place,
+which of its most probable tokens). The first place, rank 0, with its most probable
+token is the certain move, which every text has. The rule, asked at one text, names the
+next move; if the text with that move too is among those read, it is visited next. So a
+walk from the certain move visits the texts of stepwise decoding, for as long as the
+table has them.
 
 The chain of prefixes is the table {}, {1}, {1, 2}, ... with the most probable tokens.
 """
@@ -27,7 +30,9 @@ from cspd_jax.check import UserError
 Move = tuple[int, int]
 MoveSet = tuple[Move, ...]  # in the order of the ranks
 
-Run = Sequence[Sequence[Move]]  # of each step of a text but the last: the moves after it, as drafted there
+Run = Sequence[
+    Sequence[Move]
+]  # of each step of a text but the last: the moves after it, as drafted there
 
 FILE = "moves.json"  # beside a model
 _REFITS = 4
@@ -38,8 +43,8 @@ BEYOND: Move = (-1, -1)  # a move that no table has
 class MoveSets:
     """The texts of a pass.
 
-    texts: the moves of each after the certain one. The first has none, and each other one a text before it
-        that lacks one of its moves.
+    texts: the moves of each after the certain one. The first has none, and each other
+        one a text before it that lacks one of its moves.
     """
 
     texts: tuple[MoveSet, ...]
@@ -50,10 +55,17 @@ class MoveSets:
             raise UserError("a table of moves begins with no moves")
         for text in self.texts[1:]:
             ranks = [rank for rank, _ in text]
-            if min(ranks) < 1 or ranks != sorted(set(ranks)) or text in known or not _parents(text) & known:
+            if (
+                min(ranks) < 1
+                or ranks != sorted(set(ranks))
+                or text in known
+                or not _parents(text) & known
+            ):
                 raise UserError(
-                    f"the text {list(text)} of a table of moves cannot be: its moves are (rank, token), from"
-                    " rank 1 on and each rank once, and a text before it has all of them but one"
+                    f"the text {list(text)} of a table of moves cannot be: its moves"
+                    " are (rank, token), from"
+                    " rank 1 on and each rank once, and a text before it has all of"
+                    " them but one"
                 )
             known.add(text)
 
@@ -74,7 +86,8 @@ class MoveSets:
 
     @functools.cached_property
     def members(self) -> np.ndarray:
-        """[R, ranks + 1] which token of each rank's place a text has; -1 where it leaves the place open."""
+        """[R, ranks + 1] which token of each rank's place a text has; -1 where it
+        leaves the place open."""
         table = np.full((len(self.texts), self.ranks + 1), -1, np.int32)
         table[:, 0] = 0  # the certain move
         for row, text in enumerate(self.texts):
@@ -96,7 +109,9 @@ class MoveSets:
 
     def within(self, most: int) -> MoveSets:
         """Returns those texts whose places are among the first `most` + 1."""
-        return MoveSets(tuple(text for text in self.texts if all(rank <= most for rank, _ in text)))
+        return MoveSets(
+            tuple(text for text in self.texts if all(rank <= most for rank, _ in text))
+        )
 
     def first(self, count: int) -> MoveSets:
         """Returns the first texts: of a fitted table those that help most."""
@@ -105,14 +120,17 @@ class MoveSets:
 
 def prefixes(gamma: int) -> MoveSets:
     """Returns the chain of so many moves after the certain one."""
-    return MoveSets(tuple(tuple((rank, 0) for rank in range(1, k + 1)) for k in range(gamma + 1)))
+    return MoveSets(
+        tuple(tuple((rank, 0) for rank in range(1, k + 1)) for k in range(gamma + 1))
+    )
 
 
 def fit(runs: Sequence[Run], count: int) -> MoveSets:
     """Fits a table of so many texts, the better ones first.
 
-    Again and again the text is added at which most walks stop. Walks begin where rounds with a table begin,
-    so a table is made for those of the one before it, and the one with the fewest rounds is taken.
+    Again and again the text is added at which most walks stop. Walks begin where rounds
+    with a table begin, so a table is made for those of the one before it, and the one
+    with the fewest rounds is taken.
     """
     sets = _fit([walk for run in runs for walk in run], count)
     rounds, starts = _rounds(sets, runs)
@@ -128,7 +146,9 @@ def _fit(walks: Sequence[Sequence[Move]], count: int) -> MoveSets:
     """Fits a table for walks that all begin equally often."""
     texts: list[MoveSet] = [()]
     known: set[MoveSet] = {()}
-    seen: list[tuple[int, MoveSet]] = [(0, ())] * len(walks)  # moves made, the text reached
+    seen: list[tuple[int, MoveSet]] = [(0, ())] * len(
+        walks
+    )  # moves made, the text reached
     while len(texts) < count:
         wanted: collections.Counter[MoveSet] = collections.Counter()
         for i, walk in enumerate(walks):
@@ -137,14 +157,17 @@ def _fit(walks: Sequence[Sequence[Move]], count: int) -> MoveSets:
                 wanted[then] += 1
         if not wanted:
             break
-        best = min(wanted, key=lambda text: (-wanted[text], text))  # of several the simplest
+        best = min(
+            wanted, key=lambda text: (-wanted[text], text)
+        )  # of several the simplest
         texts.append(best)
         known.add(best)
     return MoveSets(tuple(texts))
 
 
 def _rounds(sets: MoveSets, runs: Sequence[Run]) -> tuple[int, list[Sequence[Move]]]:
-    """Returns how many rounds the runs take with a table, and the walks of these rounds."""
+    """Returns how many rounds the runs take with a table, and the walks of these
+    rounds."""
     known, begun, rounds = set(sets.texts), [], 0
     for run in runs:
         step = 0
@@ -157,8 +180,11 @@ def _rounds(sets: MoveSets, runs: Sequence[Run]) -> tuple[int, list[Sequence[Mov
     return rounds, begun
 
 
-def _walked(known: set[MoveSet], walk: Sequence[Move], done: int, at: MoveSet) -> tuple[int, MoveSet]:
-    """Returns the moves made and the text reached from there, by texts that are known."""
+def _walked(
+    known: set[MoveSet], walk: Sequence[Move], done: int, at: MoveSet
+) -> tuple[int, MoveSet]:
+    """Returns the moves made and the text reached from there, by texts that are
+    known."""
     while (then := _with(at, walk, done)) in known:
         done, at = done + 1, then
     return done, at
@@ -177,7 +203,9 @@ def _parents(text: MoveSet) -> set[MoveSet]:
 
 def write(path: Path, tables: Mapping[int, MoveSets]) -> None:
     """Writes tables by their number of texts."""
-    rows = (f'"{size}": {json.dumps(sets.texts)}' for size, sets in sorted(tables.items()))
+    rows = (
+        f'"{size}": {json.dumps(sets.texts)}' for size, sets in sorted(tables.items())
+    )
     write_text(path, "{" + ",\n".join(rows) + "}\n")
 
 
@@ -185,22 +213,32 @@ def read(path: Path) -> dict[int, MoveSets]:
     """Returns the tables in a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        tables = [MoveSets(tuple(tuple(map(tuple, row)) for row in rows)) for rows in content.values()]
+        tables = [
+            MoveSets(tuple(tuple(map(tuple, row)) for row in rows))
+            for rows in content.values()
+        ]
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path} holds no tables of moves; make it again with cspd-jax calibrate ({error})"
+            f"{path} holds no tables of moves; make it again with cspd-jax calibrate"
+            f" ({error})"
         ) from None
     return {len(sets.texts): sets for sets in tables}
 
 
 def tables_of(model: Any) -> dict[int, MoveSets]:
-    """Returns those beside the model, or else those fitted to the model that comes with the package."""
+    """Returns those beside the model, or else those fitted to the model that comes with
+    the package."""
     folder = getattr(model, "folder", None)
     beside = None if folder is None else Path(folder) / FILE
-    return read(beside if beside is not None and beside.is_file() else Path(__file__).parent / FILE)
+    return read(
+        beside
+        if beside is not None and beside.is_file()
+        else Path(__file__).parent / FILE
+    )
 
 
 def chosen(tables: Mapping[int, MoveSets], count: int) -> MoveSets:
-    """Returns the table of so many texts, or as many of a larger one, or the largest."""
+    """Returns the table of so many texts, or as many of a larger one, or the
+    largest."""
     larger = [size for size in tables if size >= count]
     return tables[min(larger)].first(count) if larger else tables[max(tables)]

@@ -1,11 +1,14 @@
-"""Self-speculation: one pass drafts several moves, and the next pass verifies them all and drafts again.
+"""Self-speculation: one pass drafts several moves, and the next pass verifies them all
+and drafts again.
 
-A move is a place and a token. The logits of a text rank the places in the order in which the stepwise rule
-would take them if the logits did not change. The first move is the stepwise move itself. One pass then reads
-several texts side by side, each with that move and some of the others (`sets`): after 1, 2, ..., gamma + 1
-moves, or a chosen table. From the text with the first move alone the rule is asked for the next one, and so
-on, for as long as the text with the move it gives is among those read. The last text visited already has its
-logits, which draft the next moves, so a rejection costs no pass.
+A move is a place and a token. The logits of a text rank the places in the order in
+which the stepwise rule would take them if the logits did not change. The first move is
+the stepwise move itself. One pass then reads several texts side by side, each with that
+move and some of the others (`sets`): after 1, 2, ..., gamma + 1 moves, or a chosen
+table. From the text with the first move alone the rule is asked for the next one, and
+so on, for as long as the text with the move it gives is among those read. The last text
+visited already has its logits, which draft the next moves, so a rejection costs no
+pass.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ Array = jax.Array
 class Speculation:
     """How far to draft, and what to accept.
 
-    sets: the texts of a pass (static): R of them, of at most D moves after the certain one, at places of
-        ranks up to K, each with its T most probable tokens.
+    sets: the texts of a pass (static): R of them, of at most D moves after the certain
+        one, at places of ranks up to K, each with its T most probable tokens.
     gamma: [B] most moves accepted per round after the certain one.
     """
 
@@ -48,7 +51,9 @@ class Speculation:
     @property
     def judgement(self) -> Exactness:
         """Whether the text is that of stepwise decoding, and why."""
-        return Exactness(True, "every move, place and token, is the one that stepwise decoding makes")
+        return Exactness(
+            True, "every move, place and token, is the one that stepwise decoding makes"
+        )
 
     def begin(self, canvas: Canvas) -> MaskedState:
         """Returns the state before the first round."""
@@ -65,7 +70,8 @@ class Speculation:
 
 
 class Moves(NamedTuple):
-    """Places in the order in which they would be taken, with the tokens that are tried there.
+    """Places in the order in which they would be taken, with the tokens that are tried
+    there.
 
     place: [B, K + 1]
     tokens: [B, K + 1, T] the move's, and then the next most probable ones.
@@ -97,8 +103,8 @@ class MaskedState(NamedTuple):
 
     text: [B, G] tokens, with the mask's id at places to be filled.
     step: [B] places filled.
-    moves: the next ones, of which the first is certain. A row that has completed its block has none until the
-        next block begins.
+    moves: the next ones, of which the first is certain. A row that has completed its
+        block has none until the next block begins.
     cache: None without a cache.
     order: [B, G] the step at which each place was filled.
     rounds: [B, G] the round in which each place was filled.
@@ -128,10 +134,13 @@ class Verdict(NamedTuple):
 
 
 def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
-    """Returns the state before the first round: without a cache, after the pass that drafts the first."""
+    """Returns the state before the first round: without a cache, after the pass that
+    drafts the first."""
     batch, sets = len(canvas.start), speculation.sets
     text, step = canvas.empty(), jnp.zeros(batch, jnp.int32)
-    no_moves, by_place = (jnp.zeros((batch, n), jnp.int32) for n in (sets.ranks + 1, canvas.places))
+    no_moves, by_place = (
+        jnp.zeros((batch, n), jnp.int32) for n in (sets.ranks + 1, canvas.places)
+    )
     by_position = jnp.zeros((batch, speculation.depth), jnp.int32)
     if canvas.cached:
         no_tokens = jnp.zeros((*no_moves.shape, sets.tokens), jnp.int32)
@@ -152,7 +161,9 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
     )
 
 
-def run_round(canvas: Canvas, speculation: Speculation, state: MaskedState) -> tuple[MaskedState, RoundInfo]:
+def run_round(
+    canvas: Canvas, speculation: Speculation, state: MaskedState
+) -> tuple[MaskedState, RoundInfo]:
     """Takes one round, and returns what happened in it."""
     state, calls = refresh_step(canvas, speculation, state)
     texts = texts_after(speculation.sets, state.text, state.moves)
@@ -164,10 +175,11 @@ def run_round(canvas: Canvas, speculation: Speculation, state: MaskedState) -> t
 def refresh_step(
     canvas: Canvas, speculation: Speculation, state: MaskedState
 ) -> tuple[MaskedState, dict[str, Calls]]:
-    """Makes a pass over everything and drafts from it, with a cache, once all unfinished rows complete their
-    blocks.
+    """Makes a pass over everything and drafts from it, with a cache, once all
+    unfinished rows complete their blocks.
 
-    Rows that get there first wait: one pass that serves all rows saves more than a round of a few of them.
+    Rows that get there first wait: one pass that serves all rows saves more than a
+    round of a few of them.
     """
     if not canvas.cached:
         return state, count_calls()
@@ -177,16 +189,25 @@ def refresh_step(
     def refresh(state: MaskedState) -> tuple[MaskedState, dict[str, Calls]]:
         window = window_at(canvas, state.text, canvas.block)
         logits, cache = passes.refresh(canvas, window, state.text, state.cache, needed)
-        drafted = draft(canvas, speculation, window, state.text, logits, state.step, begins=True)
+        drafted = draft(
+            canvas, speculation, window, state.text, logits, state.step, begins=True
+        )
         moves = _in_rows(needed, drafted, state.moves)
-        return state._replace(moves=moves, cache=cache), count_calls(whole=1, rows=canvas.rows)
+        return state._replace(moves=moves, cache=cache), count_calls(
+            whole=1, rows=canvas.rows
+        )
 
     with jax.named_scope("refresh"):
-        return jax.lax.cond(jnp.all(waiting), refresh, lambda state: (state, count_calls()), state)
+        return jax.lax.cond(
+            jnp.all(waiting), refresh, lambda state: (state, count_calls()), state
+        )
 
 
-def verify_step(canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array) -> Verdict:
-    """Makes one pass over texts [B, R, G], unless no row has more than its certain move."""
+def verify_step(
+    canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array
+) -> Verdict:
+    """Makes one pass over texts [B, R, G], unless no row has more than its certain
+    move."""
     window = window_at(canvas, state.text, width(canvas, speculation))
 
     def verify(_) -> Verdict:
@@ -205,20 +226,30 @@ def verify_step(canvas: Canvas, speculation: Speculation, state: MaskedState, te
         return Verdict(stays, jax.tree.map(jnp.zeros_like, state.moves), count_calls())
 
     with jax.named_scope("verify"):
-        return jax.lax.cond(jnp.any(state.moves.exists[:, 1:]), verify, take_the_certain, None)
+        return jax.lax.cond(
+            jnp.any(state.moves.exists[:, 1:]), verify, take_the_certain, None
+        )
 
 
 def commit(
-    canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array, verdict: Verdict
+    canvas: Canvas,
+    speculation: Speculation,
+    state: MaskedState,
+    texts: Array,
+    verdict: Verdict,
 ) -> tuple[MaskedState, RoundInfo]:
     """Gives every row its certain move and those accepted after it."""
     certain, walk = state.moves.exists[:, 0], verdict.walk
     taken = jnp.concatenate([certain[:, None], walk.passed], axis=1)
     place = jnp.concatenate([state.moves.place[:, :1], walk.place], axis=1)
-    text = jnp.where(certain[:, None], texts[jnp.arange(len(texts)), walk.last], state.text)
+    text = jnp.where(
+        certain[:, None], texts[jnp.arange(len(texts)), walk.last], state.text
+    )
     steps = state.step[:, None] + jnp.arange(speculation.depth + 1)
     finished = ~jnp.any(text == canvas.mask_id, axis=1)
-    exists = verdict.moves.exists & (certain & ~finished)[:, None]  # a row that waits has no moves
+    exists = (
+        verdict.moves.exists & (certain & ~finished)[:, None]
+    )  # a row that waits has no moves
     next_state = state._replace(
         text=text,
         step=state.step + _count(taken),
@@ -226,7 +257,9 @@ def commit(
         order=fill(state.order, place, steps, taken),
         rounds=fill(state.rounds, place, state.info.rounds[:, None], taken),
     )
-    rounds, tested, accepted = (flags.astype(jnp.int32) for flags in (certain, walk.tested, walk.passed))
+    rounds, tested, accepted = (
+        flags.astype(jnp.int32) for flags in (certain, walk.tested, walk.passed)
+    )
     return next_state, RoundInfo(rounds, tested, accepted, verdict.calls)
 
 
@@ -240,15 +273,20 @@ def draft(
     begins: bool = False,
     certain: Choice | None = None,
 ) -> Moves:
-    """Drafts the moves that the rule takes in turn if logits [B, W, V] of text [B, G] do not change.
+    """Drafts the moves that the rule takes in turn if logits [B, W, V] of text [B, G]
+    do not change.
 
-    Move k has the noise of step [B] + k. begins: the logits are from a pass at the beginning of a block.
-    certain: the first move, if it is known already. (The same sums over other shapes may round otherwise, and
+    Move k has the noise of step [B] + k. begins: the logits are from a pass at the
+    beginning of a block.
+    certain: the first move, if it is known already. (The same sums over other shapes
+        may round otherwise, and
     the texts of two ways should not part for that.)
     """
     known = scores(canvas, logits)
     candidates_at = lambda k: drawn_from(canvas, known, window.places, step + k)
-    always = candidates_at(0) if canvas.keys is None else None  # without noise they are the same at each step
+    always = (
+        candidates_at(0) if canvas.keys is None else None
+    )  # without noise they are the same at each step
     first_only = begins and canvas.network.config.shifted
     free, best = is_masked(canvas, window, text), None
     if speculation.sets.tokens > 1:
@@ -261,33 +299,56 @@ def draft(
             now = free & ((k > 0) | (jnp.arange(free.shape[1]) == 0))
         choice = choose(offered, now, window.blocks)
         if certain is not None:
-            choice = jax.tree.map(lambda known, drafted: jnp.where(k == 0, known, drafted), certain, choice)
+            choice = jax.tree.map(
+                lambda known, drafted: jnp.where(k == 0, known, drafted),
+                certain,
+                choice,
+            )
         place = jnp.take_along_axis(window.places, choice.index[:, None], axis=1)[:, 0]
         free &= jnp.arange(free.shape[1]) != choice.index[:, None]
         others = [] if best is None else [best[jnp.arange(len(best)), choice.index, 1:]]
-        return free, (place, jnp.concatenate([choice.token[:, None], *others], axis=1), choice.exists)
+        return free, (
+            place,
+            jnp.concatenate([choice.token[:, None], *others], axis=1),
+            choice.exists,
+        )
 
-    _, made = jax.lax.scan(move, free, jnp.arange(speculation.sets.ranks + 1, dtype=jnp.int32))
+    _, made = jax.lax.scan(
+        move, free, jnp.arange(speculation.sets.ranks + 1, dtype=jnp.int32)
+    )
     return Moves(*(a.swapaxes(0, 1) for a in made))
 
 
 def texts_after(sets: MoveSets, text: Array, moves: Moves) -> Array:
-    """Returns the texts of the sets: [B, R, G]. The set {(2, 0)} fills those of ranks 0 (certain) and 2."""
+    """Returns the texts of the sets: [B, R, G]. The set {(2, 0)} fills those of ranks 0
+    (certain) and 2."""
     ranks = jnp.arange(sets.ranks + 1, dtype=jnp.int32)
-    rank = fill(jnp.full_like(text, len(ranks)), moves.place, ranks, moves.exists)  # of each place: [B, G]
-    members = jnp.pad(jnp.asarray(sets.members), ((0, 0), (0, 1)), constant_values=-1)[:, rank]  # [R, B, G]
+    rank = fill(
+        jnp.full_like(text, len(ranks)), moves.place, ranks, moves.exists
+    )  # of each place: [B, G]
+    members = jnp.pad(jnp.asarray(sets.members), ((0, 0), (0, 1)), constant_values=-1)[
+        :, rank
+    ]  # [R, B, G]
     tokens = jnp.pad(moves.tokens, ((0, 0), (0, 1), (0, 0)))
     filled = tokens[jnp.arange(len(text))[:, None], rank, jnp.maximum(members, 0)]
     return jnp.where(members >= 0, filled, text).swapaxes(0, 1)
 
 
 def _judge(
-    canvas: Canvas, speculation: Speculation, window: Window, state: MaskedState, texts: Array, logits: Array
+    canvas: Canvas,
+    speculation: Speculation,
+    window: Window,
+    state: MaskedState,
+    texts: Array,
+    logits: Array,
 ) -> tuple[Walk, Moves]:
-    """Returns the walk over the texts [B, R, G], by their logits [B, R, W, V], and the next moves."""
+    """Returns the walk over the texts [B, R, G], by their logits [B, R, W, V], and the
+    next moves."""
     sizes = jnp.asarray(speculation.sets.sizes)
     steps = state.step[:, None] + 1 + sizes
-    places = jnp.broadcast_to(window.places[:, None], (*texts.shape[:2], window.places.shape[1]))
+    places = jnp.broadcast_to(
+        window.places[:, None], (*texts.shape[:2], window.places.shape[1])
+    )
     offered = candidates(canvas, logits, places, steps)
     free = is_masked(canvas, window, texts)
     blocks = jnp.broadcast_to(window.blocks[:, None], free.shape)
@@ -301,33 +362,52 @@ def _judge(
     return walk, draft(canvas, speculation, window, text, seen, step, certain=certain)
 
 
-def _after(speculation: Speculation, window: Window, moves: Moves, choice: Choice) -> tuple[Array, Array]:
-    """Returns the place that the rule takes next at each text, and the text with that move, or -1: [B, R]."""
+def _after(
+    speculation: Speculation, window: Window, moves: Moves, choice: Choice
+) -> tuple[Array, Array]:
+    """Returns the place that the rule takes next at each text, and the text with that
+    move, or -1: [B, R]."""
     place = jnp.take_along_axis(window.places, choice.index, axis=1)
-    here = (moves.place[:, None] == place[..., None]) & moves.exists[:, None]  # [B, R, K + 1]
+    here = (moves.place[:, None] == place[..., None]) & moves.exists[
+        :, None
+    ]  # [B, R, K + 1]
     same = here[..., None] & (moves.tokens[:, None] == choice.token[..., None, None])
-    return place, jnp.max(jnp.where(same, jnp.asarray(speculation.sets.after), -1), axis=(2, 3))
+    return place, jnp.max(
+        jnp.where(same, jnp.asarray(speculation.sets.after), -1), axis=(2, 3)
+    )
 
 
 def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) -> Walk:
-    """Goes from text to text, as the rule says: place and after are those of `_after`."""
+    """Goes from text to text, as the rule says: place and after are those of
+    `_after`."""
     sets, rows = speculation.sets, jnp.arange(len(after))
-    more = jnp.asarray(np.any(sets.after >= 0, axis=2))  # [R, K + 1] of which rank a move is read besides
+    more = jnp.asarray(
+        np.any(sets.after >= 0, axis=2)
+    )  # [R, K + 1] of which rank a move is read besides
     offers = jnp.any(more & moves.exists[:, None], axis=2)  # [B, R]
 
     def go_on(at: Array, depth: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-        walking = (depth == jnp.asarray(sets.sizes)[at]) & (depth < speculation.gamma)  # not stopped before
+        walking = (depth == jnp.asarray(sets.sizes)[at]) & (
+            depth < speculation.gamma
+        )  # not stopped before
         then = after[rows, at]
         passed = walking & (then >= 0)
-        return jnp.where(passed, then, at), (place[rows, at], walking & offers[rows, at], passed)
+        return jnp.where(passed, then, at), (
+            place[rows, at],
+            walking & offers[rows, at],
+            passed,
+        )
 
     start = jnp.zeros(len(after), jnp.int32)
-    last, seen = jax.lax.scan(go_on, start, jnp.arange(speculation.depth, dtype=jnp.int32))
+    last, seen = jax.lax.scan(
+        go_on, start, jnp.arange(speculation.depth, dtype=jnp.int32)
+    )
     return Walk(last, *(a.swapaxes(0, 1) for a in seen))
 
 
 def _in_rows(chosen: Array, new: Any, old: Any) -> Any:
-    """Takes the leaves of `new` in the rows [B] that are chosen, of `old` in the others."""
+    """Takes the leaves of `new` in the rows [B] that are chosen, of `old` in the
+    others."""
     one = lambda a, b: jnp.where(chosen.reshape(-1, *[1] * (a.ndim - 1)), a, b)
     return jax.tree.map(one, new, old)
 
@@ -338,7 +418,8 @@ def _count(true: Array) -> Array:
 
 
 def width(canvas: Canvas, speculation: Speculation) -> int:
-    """Returns how many places, from the first open block on, a round can make and draft moves at."""
+    """Returns how many places, from the first open block on, a round can make and draft
+    moves at."""
     if canvas.cached:
         return canvas.block
     blocks = 1 + -(-(2 * speculation.sets.ranks + 1) // canvas.block)

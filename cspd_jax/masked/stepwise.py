@@ -1,4 +1,5 @@
-"""One token per step, which is the reference; and the published schedules of several tokens per step."""
+"""One token per step, which is the reference; and the published schedules of several
+tokens per step."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ class RoundInfo(NamedTuple):
     """What happened in one round or step, or in several when summed.
 
     rounds: [B] rounds in which something was filled.
-    tested: [B, D] drafted moves that were tested, by position in the draft; D is 0 where nothing is drafted.
+    tested: [B, D] drafted moves that were tested, by position in the draft; D is 0
+        where nothing is drafted.
     accepted: [B, D] of those tested.
-    calls: "whole", passes over everything, and "block", over one block beside the cache; rows are texts.
+    calls: "whole", passes over everything, and "block", over one block beside the
+        cache; rows are texts.
     """
 
     rounds: Array
@@ -32,9 +35,14 @@ class RoundInfo(NamedTuple):
     calls: dict[str, Calls]
 
 
-def count_calls(*, whole: Array | int = 0, block: Array | int = 0, rows: int = 0) -> dict[str, Calls]:
+def count_calls(
+    *, whole: Array | int = 0, block: Array | int = 0, rows: int = 0
+) -> dict[str, Calls]:
     """Returns so many passes over everything and over a block, each of so many rows."""
-    counts = {"whole": jnp.asarray(whole, jnp.int32), "block": jnp.asarray(block, jnp.int32)}
+    counts = {
+        "whole": jnp.asarray(whole, jnp.int32),
+        "block": jnp.asarray(block, jnp.int32),
+    }
     return {name: Calls(passes, passes * rows) for name, passes in counts.items()}
 
 
@@ -65,7 +73,8 @@ class StepState(NamedTuple):
 class Steps:
     """The steps of the rule, or of a schedule.
 
-    quotas: [S] how many places each step of a schedule fills; None fills one in each, by the rule.
+    quotas: [S] how many places each step of a schedule fills; None fills one in each,
+        by the rule.
     """
 
     quotas: Array | None = None
@@ -75,7 +84,9 @@ class Steps:
         """Whether the text is that of stepwise decoding, and why."""
         if self.quotas is None:
             return Exactness(True, "stepwise decoding is the reference itself")
-        return Exactness(False, "places that are filled in one step do not see each other")
+        return Exactness(
+            False, "places that are filled in one step do not see each other"
+        )
 
     def begin(self, canvas: Canvas) -> StepState:
         """Returns the state before the first step."""
@@ -88,7 +99,8 @@ class Steps:
         )
 
     def unfinished(self, canvas: Canvas, state: StepState) -> Array:
-        """Returns whether there is another step; a schedule may end with steps that fill nothing."""
+        """Returns whether there is another step; a schedule may end with steps that
+        fill nothing."""
         return state.step < (canvas.places if self.quotas is None else len(self.quotas))
 
     def advance(self, canvas: Canvas, state: StepState) -> StepState:
@@ -113,10 +125,15 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
     steps = jnp.full(len(state.text), state.step)
     offered = candidates(canvas, logits, window.places, steps)
     to_fill = is_masked(canvas, window, state.text)
-    if canvas.cached and canvas.network.config.shifted:  # only this pass has logits of the first place
+    if (
+        canvas.cached and canvas.network.config.shifted
+    ):  # only this pass has logits of the first place
         to_fill &= ~begins | (jnp.arange(canvas.block) == 0)
     choice = choose(offered, to_fill, window.blocks)
-    place, exists = jnp.take_along_axis(window.places, choice.index[:, None], axis=1), choice.exists[:, None]
+    place, exists = (
+        jnp.take_along_axis(window.places, choice.index[:, None], axis=1),
+        choice.exists[:, None],
+    )
     next_state = state._replace(
         text=fill(state.text, place, choice.token[:, None], exists),
         order=fill(state.order, place, state.step, exists),
@@ -125,10 +142,13 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
     return next_state, _took(canvas, 1, calls)
 
 
-def scheduled_step(canvas: Canvas, quotas: Array, state: StepState) -> tuple[StepState, RoundInfo]:
+def scheduled_step(
+    canvas: Canvas, quotas: Array, state: StepState
+) -> tuple[StepState, RoundInfo]:
     """Fills the quotas[step] most confident places of every row at once, from one pass.
 
-    quotas: [S] the number of places that each step fills. This is lossy: places that are filled together do
+    quotas: [S] the number of places that each step fills. This is lossy: places that
+        are filled together do
     not see each other.
     """
     window = window_at(canvas, state.text, canvas.block)
@@ -154,8 +174,8 @@ def _took(canvas: Canvas, steps: int, calls: dict[str, Calls]) -> RoundInfo:
 def llada_quotas(places: int, block: int, steps: int) -> np.ndarray:
     """Returns how many places each step of LLaDA's schedule fills.
 
-    The steps are divided among the blocks, and the places of a block among its steps; the first ones take the
-    remainders. There must be at least as many steps as blocks.
+    The steps are divided among the blocks, and the places of a block among its steps;
+    the first ones take the remainders. There must be at least as many steps as blocks.
     """
     blocks = -(-places // block)
     quotas = []
@@ -167,10 +187,11 @@ def llada_quotas(places: int, block: int, steps: int) -> np.ndarray:
 
 
 def dream_quotas(places: int, steps: int) -> np.ndarray:
-    """Returns how many places each step of Dream's schedule fills, which knows no blocks.
+    """Returns how many places each step of Dream's schedule fills, which knows no
+    blocks.
 
-    As time goes from 1 to 0.001 in equal steps, each step fills the share of the remaining places by which
-    the time shrinks; the last step fills the rest.
+    As time goes from 1 to 0.001 in equal steps, each step fills the share of the
+    remaining places by which the time shrinks; the last step fills the rest.
     """
     times = np.linspace(1, 1e-3, steps + 1)
     left, quotas = places, []
@@ -181,8 +202,11 @@ def dream_quotas(places: int, steps: int) -> np.ndarray:
     return np.array(quotas, np.int32)
 
 
-def _cached_pass(canvas: Canvas, window: Window, text: Array, cache: Any, begins: Array) -> tuple[Array, Any]:
-    """Returns logits [B, W, V] and the cache: where a block begins of everything, else of the block alone."""
+def _cached_pass(
+    canvas: Canvas, window: Window, text: Array, cache: Any, begins: Array
+) -> tuple[Array, Any]:
+    """Returns logits [B, W, V] and the cache: where a block begins of everything, else
+    of the block alone."""
 
     def at_the_beginning(cache):
         return passes.refresh(canvas, window, text, cache, jnp.ones(len(text), bool))

@@ -1,8 +1,10 @@
-"""Attention of a language model: to a cache with one slot per position, to its own tokens, or to both; and
-passes over tokens of which many are padding, without computing the padding.
+"""Attention of a language model: to a cache with one slot per position, to its own
+tokens, or to both; and passes over tokens of which many are padding, without computing
+the padding.
 
-A row that drafts few tokens, or none, has padding in a pass whose shape is fixed. On a CPU the products with
-it cost as much as those with tokens. Packed, the tokens lie in one row, and only attention sees a batch.
+A row that drafts few tokens, or none, has padding in a pass whose shape is fixed. On a
+CPU the products with it cost as much as those with tokens. Packed, the tokens lie in
+one row, and only attention sees a batch.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ Array = jax.Array
 
 
 class Cache(NamedTuple):
-    """Holds keys (already rotated) and values of every layer: one array [B, kv_heads, max_len, Dh] each.
+    """Holds keys (already rotated) and values of every layer: one array [B, kv_heads,
+    max_len, Dh] each.
 
-    Heads come before positions: attention then reads the arrays as they lie, without a transposed copy.
+    Heads come before positions: attention then reads the arrays as they lie, without a
+    transposed copy.
     """
 
     keys: tuple[Array, ...]
@@ -30,43 +34,66 @@ class Cache(NamedTuple):
 
 
 def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
-    """Returns softmax(q k^T / sqrt(Dh)) v, [B, Q, H, Dh], without repeating the keys of shared heads.
+    """Returns softmax(q k^T / sqrt(Dh)) v, [B, Q, H, Dh], without repeating the keys of
+    shared heads.
 
-    q [B, Q, H, Dh]; keys and values [B, kv_heads, K, Dh]; visible [B or 1, Q or 1, K] (bool), None for all.
-    A query that sees nothing gets a finite, meaningless result.
+    q [B, Q, H, Dh]; keys and values [B, kv_heads, K, Dh]; visible [B or 1, Q or 1, K]
+    (bool), None for all. A query that sees nothing gets a finite, meaningless result.
     """
     batch, length, heads, dim = q.shape
     kv_heads, count = keys.shape[1:3]
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    # Query heads that share keys become rows of one product with them: [B, kv_heads, group * Q, Dh].
+    # Query heads that share keys become rows of one product with them: [B, kv_heads,
+    # group * Q, Dh].
     rows = q.reshape(batch, length, kv_heads, -1, dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, -1, dim)
-    scores = jnp.einsum("bhrd,bhkd->bhrk", rows, keys, preferred_element_type=wide) * dim**-0.5
+    scores = (
+        jnp.einsum("bhrd,bhkd->bhrk", rows, keys, preferred_element_type=wide)
+        * dim**-0.5
+    )
     if visible is not None:
         shaped = scores.reshape(batch, kv_heads, -1, length, count)
         shaped = jnp.where(visible[:, None, None], shaped, jnp.finfo(wide).min)
         scores = shaped.reshape(scores.shape)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    out = jnp.einsum("bhrk,bhkd->bhrd", weights.astype(values.dtype), values, preferred_element_type=wide)
-    out = (out / total).astype(q.dtype).reshape(batch, kv_heads, heads // kv_heads, length, dim)
+    out = jnp.einsum(
+        "bhrk,bhkd->bhrd",
+        weights.astype(values.dtype),
+        values,
+        preferred_element_type=wide,
+    )
+    out = (
+        (out / total)
+        .astype(q.dtype)
+        .reshape(batch, kv_heads, heads // kv_heads, length, dim)
+    )
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
 
 
-def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own: Array, seen: Array) -> Array:
-    """Lets R versions of the same tokens each see itself and the stored slots: [B * R, Q, H, Dh].
+def attend_beside(
+    q: Array, k: Array, v: Array, slots: tuple[Array, Array], own: Array, seen: Array
+) -> Array:
+    """Lets R versions of the same tokens each see itself and the stored slots: [B * R,
+    Q, H, Dh].
 
-    q [B * R, Q, H, Dh]; k and v [B * R, Q, kv_heads, Dh]; slots [B, kv_heads, K, Dh] are read where they lie,
-    not once for each version. own [B, Q] and seen [B, K]: which tokens and which slots are seen.
+    q [B * R, Q, H, Dh]; k and v [B * R, Q, kv_heads, Dh]; slots [B, kv_heads, K, Dh]
+    are read where they lie, not once for each version. own [B, Q] and seen [B, K]:
+    which tokens and which slots are seen.
     """
     keys, values = slots
     batch, kv_heads, _, dim = keys.shape
     length, heads = q.shape[1:3]
     wide = jnp.promote_types(q.dtype, jnp.float32)
     # Heads come before versions: then all versions are one product with what is stored.
-    rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(0, 3, 1, 4, 2, 5)
+    rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(
+        0, 3, 1, 4, 2, 5
+    )
     rows = rows.reshape(batch, kv_heads, -1, heads // kv_heads * length, dim)
-    k, v = (a.reshape(batch, -1, length, kv_heads, dim).transpose(0, 3, 1, 2, 4) for a in (k, v))
+    k, v = (
+        a.reshape(batch, -1, length, kv_heads, dim).transpose(0, 3, 1, 2, 4)
+        for a in (k, v)
+    )
     of_stored = jnp.einsum("bhvrd,bhkd->bhvrk", rows, keys, preferred_element_type=wide)
     of_fresh = jnp.einsum("bhvrd,bhvkd->bhvrk", rows, k, preferred_element_type=wide)
     scores = jnp.concatenate([of_stored, of_fresh], axis=-1)
@@ -77,7 +104,11 @@ def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own:
     stored, fresh = jnp.split(weights.astype(v.dtype), [keys.shape[2]], axis=-1)
     out = jnp.einsum("bhvrk,bhkd->bhvrd", stored, values, preferred_element_type=wide)
     out = out + jnp.einsum("bhvrk,bhvkd->bhvrd", fresh, v, preferred_element_type=wide)
-    out = (out / total).astype(q.dtype).reshape(batch, kv_heads, -1, heads // kv_heads, length, dim)
+    out = (
+        (out / total)
+        .astype(q.dtype)
+        .reshape(batch, kv_heads, -1, heads // kv_heads, length, dim)
+    )
     return out.transpose(0, 2, 4, 1, 3, 5).reshape(-1, length, heads, dim)
 
 
@@ -93,15 +124,19 @@ class Beside(NamedTuple):
 
 
 def write(slots: Array, new: Array, positions: Array) -> Array:
-    """Puts new [B, Q, kv_heads, Dh] into slots [B, kv_heads, max_len, Dh] at each row's positions [B, Q].
+    """Puts new [B, Q, kv_heads, Dh] into slots [B, kv_heads, max_len, Dh] at each row's
+    positions [B, Q].
 
     Positions of one row differ; those outside 0..max_len - 1 are dropped.
     """
     heads, max_len = slots.shape[1:3]
     inside = (positions >= 0) & (positions < max_len)
-    beyond = max_len + jnp.arange(positions.shape[1])  # one for each, so that indices are unique, as promised
+    beyond = max_len + jnp.arange(
+        positions.shape[1]
+    )  # one for each, so that indices are unique, as promised
     index = jnp.where(inside, positions, beyond)[:, None]
-    # Indices of all axes but the last: XLA then writes in place, and neither transposes nor copies the slots.
+    # Indices of all axes but the last: XLA then writes in place, and neither transposes
+    # nor copies the slots.
     row, head = jnp.arange(len(slots))[:, None, None], jnp.arange(heads)[:, None]
     new = new.astype(slots.dtype).swapaxes(1, 2)
     return slots.at[row, head, index].set(new, mode="drop", unique_indices=True)
@@ -118,7 +153,8 @@ class Packing(NamedTuple):
     places: Array
 
     def pack(self, a: Array) -> Array:
-        """Takes the tokens out of a [B, Q, ...], [1, N, ...], zeros where there are fewer tokens."""
+        """Takes the tokens out of a [B, Q, ...], [1, N, ...], zeros where there are
+        fewer tokens."""
         flat = a.reshape(-1, *a.shape[2:])
         return jnp.take(flat, self.sources, axis=0, mode="fill", fill_value=0)[None]
 

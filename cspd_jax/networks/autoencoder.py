@@ -1,8 +1,9 @@
-"""The KL-16 autoencoder: images [N, H, W, 3] <-> latents [N, H/16, W/16, 16], in Flax; and FLUX-type ones,
-which are made of the same blocks.
+"""The KL-16 autoencoder: images [N, H, W, 3] <-> latents [N, H/16, W/16, 16], in Flax;
+and FLUX-type ones, which are made of the same blocks.
 
-Convolutions and products run in `dtype`, normalisation and softmax in at least float32. Submodule names
-follow the PyTorch checkpoint with dots turned into underscores: `down.0.block.1` is `down_0_block_1`.
+Convolutions and products run in `dtype`, normalisation and softmax in at least float32.
+Submodule names follow the PyTorch checkpoint with dots turned into underscores:
+`down.0.block.1` is `down_0_block_1`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Array = jax.Array
 
 
 class Posterior(NamedTuple):
-    """The diagonal Gaussian over latents [N, h, w, embed_dim]; logvar is clamped to [-30, 20]."""
+    """The diagonal Gaussian over latents [N, h, w, embed_dim]; logvar is clamped to
+    [-30, 20]."""
 
     mean: Array
     logvar: Array
@@ -36,7 +38,9 @@ class GroupNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         shape, channels = x.shape, x.shape[-1]
-        wide = at_least_float32(x).reshape(shape[0], -1, self.groups, channels // self.groups)
+        wide = at_least_float32(x).reshape(
+            shape[0], -1, self.groups, channels // self.groups
+        )
         mean = jnp.mean(wide, axis=(1, 3), keepdims=True)
         variance = jnp.mean(jnp.square(wide - mean), axis=(1, 3), keepdims=True)
         y = ((wide - mean) * jax.lax.rsqrt(variance + 1e-6)).reshape(shape)
@@ -51,7 +55,8 @@ def conv(features: int, size: int, name: str, dtype) -> nn.Conv:
 
 
 class ResBlock(nn.Module):
-    """[N, H, W, Cin] -> [N, H, W, features]: two normalised convolutions beside a shortcut."""
+    """[N, H, W, Cin] -> [N, H, W, features]: two normalised convolutions beside a
+    shortcut."""
 
     features: int
     groups: int
@@ -79,10 +84,13 @@ class SpatialAttention(nn.Module):
         n, height, width, channels = x.shape
         h = GroupNorm(self.groups, self.dtype, name="norm")(x)
         q, k, v = (
-            conv(channels, 1, name, self.dtype)(h).reshape(n, height * width, channels) for name in "qkv"
+            conv(channels, 1, name, self.dtype)(h).reshape(n, height * width, channels)
+            for name in "qkv"
         )
         scores = at_least_float32(jnp.einsum("nqc,nkc->nqk", q * channels**-0.5, k))
-        h = jnp.einsum("nqk,nkc->nqc", jax.nn.softmax(scores, axis=-1).astype(self.dtype), v)
+        h = jnp.einsum(
+            "nqk,nkc->nqc", jax.nn.softmax(scores, axis=-1).astype(self.dtype), v
+        )
         return x + conv(channels, 1, "proj_out", self.dtype)(h.reshape(x.shape))
 
 
@@ -105,13 +113,27 @@ class Encoder(nn.Module):
         x = conv(c.channels, 3, "conv_in", dtype)(x)
         for level, multiplier in enumerate(c.channel_mult):
             for i in range(c.num_res_blocks):
-                x = ResBlock(c.channels * multiplier, c.groups, dtype, name=f"down_{level}_block_{i}")(x)
+                x = ResBlock(
+                    c.channels * multiplier,
+                    c.groups,
+                    dtype,
+                    name=f"down_{level}_block_{i}",
+                )(x)
                 if level in c.encoder_attention_levels:
-                    x = SpatialAttention(c.groups, dtype, name=f"down_{level}_attn_{i}")(x)
+                    x = SpatialAttention(
+                        c.groups, dtype, name=f"down_{level}_attn_{i}"
+                    )(x)
             if level + 1 < len(c.channel_mult):
                 name = f"down_{level}_downsample"
                 x = jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)))
-                x = nn.Conv(x.shape[-1], (3, 3), strides=2, padding="VALID", name=name, dtype=dtype)(x)
+                x = nn.Conv(
+                    x.shape[-1],
+                    (3, 3),
+                    strides=2,
+                    padding="VALID",
+                    name=name,
+                    dtype=dtype,
+                )(x)
         x = _middle(x, c.groups, dtype)
         x = nn.silu(GroupNorm(c.groups, dtype, name="norm_out")(x))
         return conv(2 * c.z_channels, 3, "conv_out", dtype)(x)
@@ -130,9 +152,16 @@ class Decoder(nn.Module):
         x = _middle(x, c.groups, dtype)
         for level, multiplier in reversed(list(enumerate(c.channel_mult))):
             for i in range(c.num_res_blocks + 1):
-                x = ResBlock(c.channels * multiplier, c.groups, dtype, name=f"up_{level}_block_{i}")(x)
+                x = ResBlock(
+                    c.channels * multiplier,
+                    c.groups,
+                    dtype,
+                    name=f"up_{level}_block_{i}",
+                )(x)
                 if level in c.decoder_attention_levels:
-                    x = SpatialAttention(c.groups, dtype, name=f"up_{level}_attn_{i}")(x)
+                    x = SpatialAttention(c.groups, dtype, name=f"up_{level}_attn_{i}")(
+                        x
+                    )
             if level > 0:
                 x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
                 x = conv(x.shape[-1], 3, f"up_{level}_upsample", dtype)(x)
@@ -153,14 +182,17 @@ class Autoencoder(nn.Module):
             self.post_quant_conv = conv(c.z_channels, 1, "post_quant_conv", self.dtype)
 
     def moments(self, images: Array) -> Array:
-        """Maps images [N, H, W, 3] in [-1, 1] to [N, h, w, 2 embed_dim]: mean, then unclamped logvar."""
+        """Maps images [N, H, W, 3] in [-1, 1] to [N, h, w, 2 embed_dim]: mean, then
+        unclamped logvar."""
         encoded = self.encoder(images.astype(self.dtype))
         return self.quant_conv(encoded) if self.config.quantised else encoded
 
     def decode(self, latents: Array) -> Array:
         """Maps latents [N, h, w, embed_dim] to images [N, H, W, 3]."""
         latents = latents.astype(self.dtype)
-        return self.decoder(self.post_quant_conv(latents) if self.config.quantised else latents)
+        return self.decoder(
+            self.post_quant_conv(latents) if self.config.quantised else latents
+        )
 
     def __call__(self, images: Array) -> Array:
         mean, _ = jnp.split(self.moments(images), 2, axis=-1)
@@ -175,13 +207,19 @@ def posterior(moments: Array) -> Posterior:
 
 
 def encode(config: KLConfig, params, images: Array, dtype=jnp.float32) -> Posterior:
-    """Maps images [N, H, W, 3] in [-1, 1] to the distribution of latents; the stride divides H and W."""
-    moments: Any = Autoencoder(config, dtype).apply({"params": params}, images, method="moments")
+    """Maps images [N, H, W, 3] in [-1, 1] to the distribution of latents; the stride
+    divides H and W."""
+    moments: Any = Autoencoder(config, dtype).apply(
+        {"params": params}, images, method="moments"
+    )
     return posterior(moments)
 
 
-def sample(posterior: Posterior, *, key: Array | None = None, noise: Array | None = None) -> Array:
-    """Draws a latent [N, h, w, embed_dim] with fresh noise (`key`), or makes it of the given one."""
+def sample(
+    posterior: Posterior, *, key: Array | None = None, noise: Array | None = None
+) -> Array:
+    """Draws a latent [N, h, w, embed_dim] with fresh noise (`key`), or makes it of the
+    given one."""
     if noise is None:
         assert key is not None
         noise = jax.random.normal(key, posterior.mean.shape, posterior.mean.dtype)
@@ -189,8 +227,11 @@ def sample(posterior: Posterior, *, key: Array | None = None, noise: Array | Non
 
 
 def decode(config: KLConfig, params, latents: Array, dtype=jnp.float32) -> Array:
-    """Maps latents [N, h, w, embed_dim] to images [N, H, W, 3] in about [-1, 1], at least float32."""
-    images: Any = Autoencoder(config, dtype).apply({"params": params}, latents, method="decode")
+    """Maps latents [N, h, w, embed_dim] to images [N, H, W, 3] in about [-1, 1], at
+    least float32."""
+    images: Any = Autoencoder(config, dtype).apply(
+        {"params": params}, latents, method="decode"
+    )
     return at_least_float32(images)
 
 

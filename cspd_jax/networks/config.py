@@ -1,4 +1,5 @@
-"""Sizes of the image networks, as frozen (hashable) dataclasses: the static argument of jitted calls."""
+"""Sizes of the image networks, as frozen (hashable) dataclasses: the static argument of
+jitted calls."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class _Square:
 
     def _check_grid(self) -> None:
         if math.isqrt(self.seq_len) ** 2 != self.seq_len:
-            raise UserError(f"the number of tokens, {self.seq_len}, is not a square, and images are")
+            raise UserError(
+                f"the number of tokens, {self.seq_len}, is not a square, and images are"
+            )
 
     @property
     def grid(self) -> int:
@@ -82,9 +85,15 @@ class MARConfig(_Square):
         check_respacing(self.respacing, flow=False)
         self._check_grid()
         for name in ("encoder", "decoder"):
-            width, heads = getattr(self, f"{name}_width"), getattr(self, f"{name}_heads")
+            width, heads = (
+                getattr(self, f"{name}_width"),
+                getattr(self, f"{name}_heads"),
+            )
             if width % heads:
-                raise UserError(f"{name} width {width} is not divisible by its number of heads {heads}")
+                raise UserError(
+                    f"{name} width {width} is not divisible by its number of heads"
+                    f" {heads}"
+                )
 
     @property
     def context_width(self) -> int:
@@ -94,7 +103,8 @@ class MARConfig(_Square):
 
 @dataclasses.dataclass(frozen=True)
 class SphereConfig(_Square):
-    """A SphereAR model: a causal backbone, and a flow head whose blocks share modulations.
+    """A SphereAR model: a causal backbone, and a flow head whose blocks share
+    modulations.
 
     The defaults are those of SphereAR-B at 256x256.
 
@@ -104,9 +114,11 @@ class SphereConfig(_Square):
     class_tokens: tokens that carry the class.
     width, depth, heads: of the backbone.
     head_depth, head_width: of the flow head.
-    head_modulations: modulations of the head; consecutive blocks share one, and some may be left over.
+    head_modulations: modulations of the head; consecutive blocks share one, and some
+        may be left over.
     respacing: the steps of sampling, see `diffusion.flow`.
-    on_sphere: tokens are put on the sphere of radius sqrt(token_dim) where their chains end.
+    on_sphere: tokens are put on the sphere of radius sqrt(token_dim) where their chains
+        end.
     patch_size: latents (or pixels) along one side of a token.
     vae_stride: pixels per latent; 1 if tokens are patches of pixels.
     """
@@ -131,12 +143,17 @@ class SphereConfig(_Square):
         self._check_grid()
         if self.width % (4 * self.heads):
             raise UserError(
-                f"width {self.width} with {self.heads} heads: the width of a head must be a multiple of 4"
+                f"width {self.width} with {self.heads} heads: the width of a head must"
+                " be a multiple of 4"
             )
         together = self.blocks_together
-        if self.head_depth % together or self.head_depth // together > self.head_modulations:
+        if (
+            self.head_depth % together
+            or self.head_depth // together > self.head_modulations
+        ):
             raise UserError(
-                f"{self.head_depth} blocks of the head cannot share {self.head_modulations} modulations"
+                f"{self.head_depth} blocks of the head cannot share"
+                f" {self.head_modulations} modulations"
             )
 
     @property
@@ -151,22 +168,32 @@ class SphereConfig(_Square):
 
 
 def check_respacing(respacing: str, flow: bool) -> None:
-    """Raises a UserError unless a head of velocities (`flow`), or one of noise, can denoise by it."""
+    """Raises a UserError unless a head of velocities (`flow`), or one of noise, can
+    denoise by it."""
     sampling_schedule(respacing)  # refuses what is no schedule
     if is_flow(respacing) != flow:
-        kind, own = ("a flow head", "flow100") if flow else ("a head that predicts noise", "100 or ddim50")
-        raise UserError(f"the steps are {respacing!r}, and the model has {kind}, with steps such as {own}")
+        kind, own = (
+            ("a flow head", "flow100")
+            if flow
+            else ("a head that predicts noise", "100 or ddim50")
+        )
+        raise UserError(
+            f"the steps are {respacing!r}, and the model has {kind}, with steps such as"
+            f" {own}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class NextStepConfig:
-    """A NextStep-1 model: a language model over text and the tokens of an image, and a flow head.
+    """A NextStep-1 model: a language model over text and the tokens of an image, and a
+    flow head.
 
     lm: the language model.
     token_dim: numbers per token, channels * patch_size^2.
     head_depth, head_width: of the flow head.
     rows, columns: tokens along the height and along the width of an image.
-    prompts: how many prompts are bound to the model, as its classes; in a checkpoint there are none.
+    prompts: how many prompts are bound to the model, as its classes; in a checkpoint
+        there are none.
     positions: a table of places is added to what the head is given.
     position_side: tokens along a side of that table.
     normalise: tokens are normalised where their chains end.
@@ -195,7 +222,8 @@ class NextStepConfig:
         check_respacing(self.respacing, flow=True)
         if self.positions and self.seq_len > self.position_side**2:
             raise UserError(
-                f"an image of {self.rows} x {self.columns} tokens is larger than the model's table of"
+                f"an image of {self.rows} x {self.columns} tokens is larger than the"
+                " model's table of"
                 f" {self.position_side}^2 places"
             )
 
@@ -223,7 +251,8 @@ class NextStepConfig:
 
     @property
     def latent_scale(self) -> float:
-        """Tokens are latents times this; what else the autoencoder's own file says is left to it."""
+        """Tokens are latents times this; what else the autoencoder's own file says is
+        left to it."""
         return 1.0
 
     @property
@@ -234,7 +263,8 @@ class NextStepConfig:
 
 @dataclasses.dataclass(frozen=True)
 class KLConfig:
-    """The KL-16 autoencoder. The defaults are those of the published one (66 M parameters, stride 16).
+    """The KL-16 autoencoder. The defaults are those of the published one (66 M
+    parameters, stride 16).
 
     The two middle parts always have one attention block.
 
@@ -245,7 +275,8 @@ class KLConfig:
     embed_dim: channels of the latents.
     image_channels: channels of the images.
     groups: of the group normalisation.
-    encoder_attention_levels: levels of the encoder whose residual blocks are followed by attention.
+    encoder_attention_levels: levels of the encoder whose residual blocks are followed
+        by attention.
     decoder_attention_levels: those of the decoder.
     """
 
@@ -259,13 +290,15 @@ class KLConfig:
     encoder_attention_levels: tuple[int, ...] = (4,)
     decoder_attention_levels: tuple[int, ...] = ()
 
-    # Whether 1 x 1 convolutions lie between encoder and latents, and between latents and decoder.
+    # Whether 1 x 1 convolutions lie between encoder and latents, and between latents
+    # and decoder.
     quantised: ClassVar[bool] = True
 
     def __post_init__(self):
         if self.channels % self.groups:
             raise UserError(
-                f"the autoencoder has {self.channels} channels, which {self.groups} groups do not divide"
+                f"the autoencoder has {self.channels} channels, which {self.groups}"
+                " groups do not divide"
             )
 
     @property
@@ -275,11 +308,12 @@ class KLConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FluxConfig(KLConfig):
-    """A FLUX-type autoencoder: KL-16's encoder and decoder, without convolutions around the latents. The
-    defaults are those of FLUX.1 (84 M parameters, stride 8).
+    """A FLUX-type autoencoder: KL-16's encoder and decoder, without convolutions around
+    the latents. The defaults are those of FLUX.1 (84 M parameters, stride 8).
 
     scale, shift: a model's latents are (what the encoder says - shift) * scale.
-    normalised: the encoder's means are normalised, token by token, to mean 0 and variance 1.
+    normalised: the encoder's means are normalised, token by token, to mean 0 and
+        variance 1.
     token_side: latents along one side of such a token.
     """
 
@@ -295,9 +329,11 @@ class FluxConfig(KLConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SphereVAEConfig:
-    """The S-VAE. The defaults are those of the published one (75 M parameters, stride 16).
+    """The S-VAE. The defaults are those of the published one (75 M parameters, stride
+    16).
 
-    channels: of each level of resolution, the outermost first; the last is the transformers' width.
+    channels: of each level of resolution, the outermost first; the last is the
+        transformers' width.
     encoder_depth, decoder_depth: transformer blocks.
     latent_dim: numbers per token.
     registers: tokens in front of the image's, of no place in it.
@@ -331,7 +367,9 @@ class SphereVAEConfig:
         return self.latent_dim
 
 
-def _mar(width: int, depth: int, heads: int, head_depth: int, head_width: int) -> MARConfig:
+def _mar(
+    width: int, depth: int, heads: int, head_depth: int, head_width: int
+) -> MARConfig:
     return MARConfig(
         encoder_width=width,
         encoder_depth=depth,
@@ -352,8 +390,15 @@ MAR_PRESETS = {
 
 SPHERE_PRESETS = {
     "sphere-b": SphereConfig(),
-    "sphere-l": SphereConfig(width=1024, depth=32, heads=16, head_depth=8, head_width=1024),
+    "sphere-l": SphereConfig(
+        width=1024, depth=32, heads=16, head_depth=8, head_width=1024
+    ),
     "sphere-h": SphereConfig(
-        width=1280, depth=40, heads=20, head_depth=12, head_width=1280, head_modulations=3
+        width=1280,
+        depth=40,
+        heads=20,
+        head_depth=12,
+        head_width=1280,
+        head_modulations=3,
     ),
 }

@@ -1,9 +1,10 @@
 """A head that drafts from its target's states, in the form of EAGLE-3.
 
-It makes the token after the next. Place i is given what entered some of the target's layers at token i, or,
-where the target has not been, what the head itself made of place i - 1; and token i + 1. One decoder layer
-reads both, attends to the places before, and gives logits of token i + 2 over ids of its own, the most
-frequent of the target's. Its parameters `ids` say which of the target's ids each of them is.
+It makes the token after the next. Place i is given what entered some of the target's
+layers at token i, or, where the target has not been, what the head itself made of place
+i - 1; and token i + 1. One decoder layer reads both, attends to the places before, and
+gives logits of token i + 2 over ids of its own, the most frequent of the target's. Its
+parameters `ids` say which of the target's ids each of them is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _NORMAL = nn.initializers.normal(0.02)
 
 
 class EagleLayer(nn.Module):
-    """Maps in three parts the target's states to one, that and an embedding to the next, and it to logits."""
+    """Maps in three parts the target's states to one, that and an embedding to the
+    next, and it to logits."""
 
     config: EagleConfig
     dtype: Any = jnp.float32
@@ -36,7 +38,12 @@ class EagleLayer(nn.Module):
         c, layer = self.config, self.config.layer
         norm = lambda: Norm(layer.norm, layer.norm_eps, self.dtype)
         self.join = Dense(layer.width, False, self.dtype, _NORMAL, self.by_outputs)
-        self.embedding_norm, self.state_norm, self.mlp_norm, self.norm = norm(), norm(), norm(), norm()
+        self.embedding_norm, self.state_norm, self.mlp_norm, self.norm = (
+            norm(),
+            norm(),
+            norm(),
+            norm(),
+        )
         self.attention = Attention(layer, self.dtype, self.by_outputs)
         self.mlp = Mlp(layer, self.dtype, self.by_outputs)
         self.head = Head(c.ids, self.dtype, self.by_outputs)
@@ -46,10 +53,16 @@ class EagleLayer(nn.Module):
         return self.join(states)
 
     def next(
-        self, embedded: Array, state: Array, positions: Array, visible: Array, places: Array, slots: Any
+        self,
+        embedded: Array,
+        state: Array,
+        positions: Array,
+        visible: Array,
+        places: Array,
+        slots: Any,
     ) -> tuple[Array, Any]:
-        """Maps embeddings and states [B, Q, D] to the states after them, and the updated slots, with them in
-        `places` [B, Q]."""
+        """Maps embeddings and states [B, Q, D] to the states after them, and the
+        updated slots, with them in `places` [B, Q]."""
         normed = self.state_norm(state)
         both = jnp.concatenate([self.embedding_norm(embedded), normed], axis=-1)
         cos_sin = rotation(self.config.layer, positions, self.dtype)
@@ -61,14 +74,19 @@ class EagleLayer(nn.Module):
         """Maps states [..., D] to [..., ids]."""
         return self.head(self.norm(state))
 
-    def __call__(self, states: Array, embedded: Array, positions: Array, visible: Array) -> Array:
-        state, _ = self.next(embedded, self.joined(states), positions, visible, positions, None)
+    def __call__(
+        self, states: Array, embedded: Array, positions: Array, visible: Array
+    ) -> Array:
+        state, _ = self.next(
+            embedded, self.joined(states), positions, visible, positions, None
+        )
         return self.logits(state)
 
 
 @dataclasses.dataclass(frozen=True)
 class Eagle:
-    """The head as pure functions of explicit parameters, as `LM` is a language model."""
+    """The head as pure functions of explicit parameters, as `LM` is a language
+    model."""
 
     config: EagleConfig
     dtype: Any = jnp.float32
@@ -97,17 +115,24 @@ class Eagle:
         slots: Array | None = None,
         visible: Array | None = None,
     ) -> tuple[Array, Cache]:
-        """Returns the states [B, Q, D] after those given, at positions [B, Q], and the cache with them in it.
+        """Returns the states [B, Q, D] after those given, at positions [B, Q], and the
+        cache with them in it.
 
-        tokens: [B, Q] target's ids, each the one after its position. slots [B, Q]: where they are stored;
-        without them, by their positions. visible [B or 1, Q, max_len] (bool): the slots that each sees;
-        without it, those up to its position.
+        tokens: [B, Q] target's ids, each the one after its position. slots [B, Q]:
+            where they are stored;
+        without them, by their positions. visible [B or 1, Q, max_len] (bool): the slots
+        that each sees; without it, those up to its position.
         """
         if visible is None:
             visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-        places, kept = positions if slots is None else slots, (cache.keys[0], cache.values[0])
+        places, kept = (
+            positions if slots is None else slots,
+            (cache.keys[0], cache.values[0]),
+        )
         embedded = self.embedded(params, tokens)
-        state, kept = self._run(params, "next", embedded, state, positions, visible, places, kept)
+        state, kept = self._run(
+            params, "next", embedded, state, positions, visible, places, kept
+        )
         return state, Cache((kept[0],), (kept[1],))
 
     def embedded(self, params: Any, tokens: Array) -> Array:
@@ -119,7 +144,11 @@ class Eagle:
         return self._run(params, "logits", state)
 
     def _run(self, params: Any, method: str, *args: Any) -> Any:
-        own = {name: part for name, part in params.items() if name not in ("ids", "embedding")}
+        own = {
+            name: part
+            for name, part in params.items()
+            if name not in ("ids", "embedding")
+        }
         return EagleLayer(self.config, self.dtype, self.by_outputs).apply(
             {"params": own}, *args, method=method
         )
@@ -130,7 +159,9 @@ def init_params(config: EagleConfig, key: Array) -> dict:
     width = config.layer.width
     states = jnp.zeros((1, 1, config.states * config.state_width))
     embedded, positions = jnp.zeros((1, 1, width)), jnp.zeros((1, 1), jnp.int32)
-    params = EagleLayer(config).init(key, states, embedded, positions, jnp.ones((1, 1, 1), bool))["params"]
+    params = EagleLayer(config).init(
+        key, states, embedded, positions, jnp.ones((1, 1, 1), bool)
+    )["params"]
     params = {**params, "ids": jnp.arange(config.ids, dtype=jnp.int32)}
     if config.own_embedding:
         params["embedding"] = 0.02 * jax.random.normal(key, (config.target_ids, width))

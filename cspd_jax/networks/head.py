@@ -1,8 +1,9 @@
-"""The heads of image models: small MLPs with adaLN that denoise one token given the backbone's z, or predict
-its velocity. `Head` is that of MAR and NextStep-1; in `FlowHead`, SphereAR's, blocks share modulations.
+"""The heads of image models: small MLPs with adaLN that denoise one token given the
+backbone's z, or predict its velocity. `Head` is that of MAR and NextStep-1; in
+`FlowHead`, SphereAR's, blocks share modulations.
 
-The modulations depend on (t, z) but not on x, so they are computed apart (`modulate`), for many t in one
-matrix product; `denoise` is what remains for the sequential part.
+The modulations depend on (t, z) but not on x, so they are computed apart (`modulate`),
+for many t in one matrix product; `denoise` is what remains for the sequential part.
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ _FREQUENCIES = 256
 _MAX_PERIOD = 10_000.0
 
 
-def full_product(x: Array, kernel: Array, dimensions: Any, precision=None, **more: Any) -> Array:
+def full_product(
+    x: Array, kernel: Array, dimensions: Any, precision=None, **more: Any
+) -> Array:
     """Multiplies in full float32, on a GPU as three products of TensorFloat32.
 
-    Tests compare densities: a path drawn in one program and verified in another must have one. In a single
-    product of TensorFloat32, a GPU's default, the two differ by 1e-3 on average (docs/images.md); in three
-    they differ as sums of float32 in another order do, by 1e-5.
+    Tests compare densities: a path drawn in one program and verified in another must
+    have one. In a single product of TensorFloat32, a GPU's default, the two differ by
+    1e-3 on average (docs/images.md); in three they differ as sums of float32 in another
+    order do, by 1e-5.
     """
 
     def by(precision: Any) -> Callable[..., Array]:
-        dot = functools.partial(jax.lax.dot_general, dimension_numbers=dimensions, precision=precision)
+        dot = functools.partial(
+            jax.lax.dot_general, dimension_numbers=dimensions, precision=precision
+        )
         return functools.partial(dot, **more)
 
     full = by(jax.lax.Precision.HIGHEST)
@@ -47,7 +53,9 @@ THREE = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 def sinusoid(t: Array, dtype=jnp.float32) -> Array:
     """Maps timesteps [...] to [..., 256], cosines first."""
     half = _FREQUENCIES // 2
-    frequencies = jnp.exp(-math.log(_MAX_PERIOD) * jnp.arange(half, dtype=jnp.float32) / half)
+    frequencies = jnp.exp(
+        -math.log(_MAX_PERIOD) * jnp.arange(half, dtype=jnp.float32) / half
+    )
     angles = t[..., None].astype(jnp.float32) * frequencies
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1).astype(dtype)
 
@@ -60,7 +68,11 @@ class TimeEmbed(nn.Module):
     def __call__(self, t: Array) -> Array:
         normal = nn.initializers.normal(0.02)
         product = functools.partial(
-            nn.Dense, self.width, dtype=self.dtype, kernel_init=normal, dot_general=full_product
+            nn.Dense,
+            self.width,
+            dtype=self.dtype,
+            kernel_init=normal,
+            dot_general=full_product,
         )
         h = nn.silu(product(name="mlp_0")(sinusoid(t, self.dtype)))
         return product(name="mlp_2")(h)
@@ -89,7 +101,8 @@ class ResBlock(nn.Module):
 
 
 class FlowBlock(nn.Module):
-    """Computes h + gate * w2(silu(a) b), where a and b are the halves of w1(LN(h) * (1 + scale) + shift)."""
+    """Computes h + gate * w2(silu(a) b), where a and b are the halves of w1(LN(h) * (1
+    + scale) + shift)."""
 
     width: int
     dtype: jnp.dtype
@@ -99,14 +112,19 @@ class FlowBlock(nn.Module):
         scale, shift, gate = jnp.split(modulation, 3, axis=-1)
         inner = LayerNorm(dtype=self.dtype, name="norm")(h) * (1 + scale) + shift
         hidden = int(1.5 * self.width)
-        a, b = jnp.split(dense(2 * hidden, "w1", self.dtype, full_product)(inner), 2, axis=-1)
-        return h + gate * dense(self.width, "w2", self.dtype, full_product)(nn.silu(a) * b)
+        a, b = jnp.split(
+            dense(2 * hidden, "w1", self.dtype, full_product)(inner), 2, axis=-1
+        )
+        return h + gate * dense(self.width, "w2", self.dtype, full_product)(
+            nn.silu(a) * b
+        )
 
 
 class FinalLayer(nn.Module):
     """Computes linear(LN(h) * (1 + scale) + shift).
 
-    name_of_modulation: of the layer that makes shift and scale; scale_first: in the other order.
+    name_of_modulation: of the layer that makes shift and scale; scale_first: in the
+        other order.
     """
 
     out: int
@@ -125,17 +143,22 @@ class FinalLayer(nn.Module):
         return self.adaln(y)
 
     def __call__(self, h: Array, modulation: Array) -> Array:
-        shift, scale = jnp.split(modulation, 2, axis=-1)[:: -1 if self.scale_first else 1]
+        shift, scale = jnp.split(modulation, 2, axis=-1)[
+            :: -1 if self.scale_first else 1
+        ]
         return self.linear(self.norm(h) * (1 + scale) + shift)
 
 
 def zero_dense(features: int, name: str, dtype) -> nn.Dense:
     zeros = nn.initializers.zeros
-    return nn.Dense(features, name=name, dtype=dtype, kernel_init=zeros, dot_general=full_product)
+    return nn.Dense(
+        features, name=name, dtype=dtype, kernel_init=zeros, dot_general=full_product
+    )
 
 
 class Head(nn.Module):
-    """Maps x [..., C], t [...], z [..., Dz] to eps | v [..., 2C], or with `velocity` to that, [..., C]."""
+    """Maps x [..., C], t [...], z [..., Dz] to eps | v [..., 2C], or with `velocity` to
+    that, [..., C]."""
 
     token_dim: int
     width: int
@@ -150,26 +173,34 @@ class Head(nn.Module):
         self.set_up_layers()
 
     def set_up_layers(self):
-        """Makes the blocks, what modulates them (`together` consecutive ones alike), and the last layer."""
+        """Makes the blocks, what modulates them (`together` consecutive ones alike),
+        and the last layer."""
         self.together = 1
         self.res_blocks: list[Any] = [
-            ResBlock(self.width, self.dtype, name=f"res_blocks_{i}") for i in range(self.depth)
+            ResBlock(self.width, self.dtype, name=f"res_blocks_{i}")
+            for i in range(self.depth)
         ]
         self.modulators: list[Any] = [block.modulate for block in self.res_blocks]
         out = self.token_dim if self.velocity else 2 * self.token_dim
         self.final_layer = FinalLayer(out, self.width, self.dtype, name="final_layer")
 
     def embed_time(self, t: Array) -> Array:
-        """Maps original timesteps [T] (times, of a flow) to [T, W], once per generation."""
+        """Maps original timesteps [T] (times, of a flow) to [T, W], once per
+        generation."""
         return self.time_embed(t)
 
     def modulate(self, time: Array, z: Array) -> tuple[Array, ...]:
-        """Maps time [..., W] and z [..., Dz], broadcast together, to the modulations [..., kW]."""
+        """Maps time [..., W] and z [..., Dz], broadcast together, to the modulations
+        [..., kW]."""
         y = nn.silu(time + self.cond_embed(z.astype(self.dtype)))
-        return (*(modulator(y) for modulator in self.modulators), self.final_layer.modulate(y))
+        return (
+            *(modulator(y) for modulator in self.modulators),
+            self.final_layer.modulate(y),
+        )
 
     def denoise(self, x: Array, modulations: tuple[Array, ...]) -> Array:
-        """Maps x [..., C] with the modulations of its own (t, z) to a prediction, in at least float32."""
+        """Maps x [..., C] with the modulations of its own (t, z) to a prediction, in at
+        least float32."""
         h = self.input_proj(x.astype(self.dtype))
         for i, block in enumerate(self.res_blocks):
             h = block(h, modulations[i // self.together])
@@ -191,13 +222,20 @@ class FlowHead(Head):
     def set_up_layers(self):
         self.together = max(1, self.depth // self.modulations)
         self.res_blocks = [
-            FlowBlock(self.width, self.dtype, name=f"res_blocks_{i}") for i in range(self.depth)
+            FlowBlock(self.width, self.dtype, name=f"res_blocks_{i}")
+            for i in range(self.depth)
         ]
         self.modulators = [
-            zero_dense(3 * self.width, f"ada_ln_blocks_{i}", self.dtype) for i in range(self.modulations)
+            zero_dense(3 * self.width, f"ada_ln_blocks_{i}", self.dtype)
+            for i in range(self.modulations)
         ]
         self.final_layer = FinalLayer(
-            self.token_dim, self.width, self.dtype, "ada_ln_modulation", True, name="final_layer"
+            self.token_dim,
+            self.width,
+            self.dtype,
+            "ada_ln_modulation",
+            True,
+            name="final_layer",
         )
 
     def embed_time(self, t: Array) -> Array:

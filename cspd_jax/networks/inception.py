@@ -1,12 +1,15 @@
-"""The Inception-v3 network of December 2015, whose features FID, sFID and the Inception score are about.
+"""The Inception-v3 network of December 2015, whose features FID, sFID and the Inception
+score are about.
 
-Submodules are called as in its PyTorch port (`Mixed_6d/branch7x7_1`). It differs from the usual Inception-v3
-in three ways: average pooling divides by the pixels that are there, padding left out; the last block pools by
-the maximum; and there are 1008 outputs. Only inference: normalisation uses the stored mean and variance.
+Submodules are called as in its PyTorch port (`Mixed_6d/branch7x7_1`). It differs from
+the usual Inception-v3 in three ways: average pooling divides by the pixels that are
+there, padding left out; the last block pools by the maximum; and there are 1008
+outputs. Only inference: normalisation uses the stored mean and variance.
 
-The spatial features are the node `mixed_6/conv` of the TensorFlow graph. Its blocks are counted `mixed`,
-`mixed_1`, ..., so `mixed_6` is the third of the four blocks at 17x17, the port's `Mixed_6d` (torch-fidelity's
-conversion script has the same table); `conv` is its 1x1 branch after the ReLU, `branch1x1`.
+The spatial features are the node `mixed_6/conv` of the TensorFlow graph. Its blocks are
+counted `mixed`, `mixed_1`, ..., so `mixed_6` is the third of the four blocks at 17x17,
+the port's `Mixed_6d` (torch-fidelity's conversion script has the same table); `conv` is
+its 1x1 branch after the ReLU, `branch1x1`.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ _EPS = 1e-3
 class InceptionConfig:
     """The sizes of the network.
 
-    divisor: the published network's channels are divided by it, and it is 1; more is for tests.
+    divisor: the published network's channels are divided by it, and it is 1; more is
+        for tests.
     classes: outputs of the last layer.
     """
 
@@ -57,7 +61,8 @@ class Features(NamedTuple):
 
     pool: [N, 2048], the last layer's input.
     spatial: [N, 2023], the first 7 channels at 17x17 positions, position by position.
-    unbiased: [N, 1008], logits without the last layer's bias, as the Inception score takes them.
+    unbiased: [N, 1008], logits without the last layer's bias, as the Inception score
+        takes them.
     logits: [N, 1008], with it.
     """
 
@@ -90,7 +95,8 @@ Branch = tuple[Layer | tuple[Layer, ...], ...]
 class Block(NamedTuple):
     """Branches side by side, and a pooled one.
 
-    branches: layers one after another; a tuple of layers in the place of one runs them side by side.
+    branches: layers one after another; a tuple of layers in the place of one runs them
+        side by side.
     pooling: average, max, or halve (3x3 at stride 2, with no layer after it).
     pooled: width of the layer after the pooling.
     """
@@ -101,12 +107,17 @@ class Block(NamedTuple):
 
 
 def _branch(name: str, *layers: tuple[int, str], last_stride: int = 1) -> Branch:
-    """Makes layers of these widths and kernels ("7x1" is 7 high), numbered from 1 unless there is one."""
+    """Makes layers of these widths and kernels ("7x1" is 7 high), numbered from 1
+    unless there is one."""
     made = []
     for i, (width, kernel) in enumerate(layers, 1):
         high, wide = map(int, kernel.split("x"))
         stride = last_stride if i == len(layers) else 1
-        made.append(Layer(name if len(layers) == 1 else f"{name}_{i}", width, (high, wide), stride))
+        made.append(
+            Layer(
+                name if len(layers) == 1 else f"{name}_{i}", width, (high, wide), stride
+            )
+        )
     return tuple(made)
 
 
@@ -142,7 +153,10 @@ def _at_8(pooling: str) -> Block:
         (
             _branch("branch1x1", (320, "1x1")),
             (Layer("branch3x3_1", 384), _fork("branch3x3_2")),
-            (*_branch("branch3x3dbl", (448, "1x1"), (384, "3x3")), _fork("branch3x3dbl_3")),
+            (
+                *_branch("branch3x3dbl", (448, "1x1"), (384, "3x3")),
+                _fork("branch3x3dbl_3"),
+            ),
         ),
         pooling,
     )
@@ -166,7 +180,14 @@ _TO_17 = Block(
 _TO_8 = Block(
     (
         _branch("branch3x3", (192, "1x1"), (320, "3x3"), last_stride=2),
-        _branch("branch7x7x3", (192, "1x1"), (192, "1x7"), (192, "7x1"), (192, "3x3"), last_stride=2),
+        _branch(
+            "branch7x7x3",
+            (192, "1x1"),
+            (192, "1x7"),
+            (192, "7x1"),
+            (192, "3x3"),
+            last_stride=2,
+        ),
     ),
     "halve",
 )
@@ -197,7 +218,9 @@ class Norm(nn.Module):
             for name, value in names
         )
         wide = at_least_float32(x)
-        return ((wide - mean) * (scale * jax.lax.rsqrt(var + _EPS)) + bias).astype(x.dtype)
+        return ((wide - mean) * (scale * jax.lax.rsqrt(var + _EPS)) + bias).astype(
+            x.dtype
+        )
 
 
 class Unit(nn.Module):
@@ -223,7 +246,8 @@ class Unit(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Maps [N, H, W, C] to a block's branches one after another in the channels, and the first alone."""
+    """Maps [N, H, W, C] to a block's branches one after another in the channels, and
+    the first alone."""
 
     block: Block
     divisor: int
@@ -249,7 +273,9 @@ class Mixed(nn.Module):
 
 _halve = functools.partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
 _POOLINGS: dict[str, Callable[[Array], Array]] = {
-    "average": lambda x: nn.avg_pool(x, (3, 3), (1, 1), "SAME", count_include_pad=False),
+    "average": lambda x: nn.avg_pool(
+        x, (3, 3), (1, 1), "SAME", count_include_pad=False
+    ),
     "max": lambda x: nn.max_pool(x, (3, 3), (1, 1), "SAME"),
     "halve": _halve,
 }
@@ -281,17 +307,21 @@ class Inception(nn.Module):
 
 
 def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
-    """Resizes uint8 [N, H, W, 1 or 3] to [N, 299, 299, 3] in about [-1, 1]; grey becomes three channels.
+    """Resizes uint8 [N, H, W, 1 or 3] to [N, 299, 299, 3] in about [-1, 1]; grey
+    becomes three channels.
 
-    tf1: pixel i of the result is read at i * (side / 299), between the two pixels beside that place, and
-    becomes (x - 128) / 128. So do the TensorFlow graph, ADM's evaluator and torch-fidelity.
-    pytorch-fid: it is read at (i + 1/2) * (side / 299) - 1/2 and becomes x / 127.5 - 1.
-    Neither smooths before it makes an image smaller.
+    tf1: pixel i of the result is read at i * (side / 299), between the two pixels
+        beside that place, and
+    becomes (x - 128) / 128. So do the TensorFlow graph, ADM's evaluator and
+    torch-fidelity. pytorch-fid: it is read at (i + 1/2) * (side / 299) - 1/2 and
+    becomes x / 127.5 - 1. Neither smooths before it makes an image smaller.
     """
     x = images.astype(dtype)
     for axis in (2, 1):
         below, above, share = _places(images.shape[axis], how)
-        shares = jnp.asarray(share, dtype).reshape([-1 if i == axis else 1 for i in range(4)])
+        shares = jnp.asarray(share, dtype).reshape(
+            [-1 if i == axis else 1 for i in range(4)]
+        )
         low, high = jnp.take(x, below, axis), jnp.take(x, above, axis)
         x = low + (high - low) * shares
     x = (x - 128) / 128 if how == "tf1" else x / 127.5 - 1
@@ -299,9 +329,14 @@ def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
 
 
 def _places(side: int, how: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns of each of 299 pixels the two pixels that it lies between, and how far it is from the first."""
+    """Returns of each of 299 pixels the two pixels that it lies between, and how far it
+    is from the first."""
     index = np.arange(SIDE)
-    at = index * (side / SIDE) if how == "tf1" else np.maximum((index + 0.5) * (side / SIDE) - 0.5, 0)
+    at = (
+        index * (side / SIDE)
+        if how == "tf1"
+        else np.maximum((index + 0.5) * (side / SIDE) - 0.5, 0)
+    )
     below = np.minimum(np.floor(at).astype(int), side - 1)
     return below, np.minimum(below + 1, side - 1), at - below
 

@@ -1,6 +1,8 @@
-"""Layers shared by the transformers: rotary positions, normalisation, attention, MLP, the ViT block.
+"""Layers shared by the transformers: rotary positions, normalisation, attention, MLP,
+the ViT block.
 
-Matrix products and activations run in `dtype`, normalisation and softmax in at least float32.
+Matrix products and activations run in `dtype`, normalisation and softmax in at least
+float32.
 """
 
 from __future__ import annotations
@@ -22,29 +24,39 @@ Array = jax.Array
 
 
 def frequencies(config: LMConfig) -> np.ndarray:
-    """Returns the radians per position of each rotated pair: [rotary_dim / 2] float64."""
-    plain = config.rope_theta ** (-np.arange(0, config.rotary_dim, 2) / config.rotary_dim)
+    """Returns the radians per position of each rotated pair: [rotary_dim / 2]
+    float64."""
+    plain = config.rope_theta ** (
+        -np.arange(0, config.rotary_dim, 2) / config.rotary_dim
+    )
     if config.rope_scaling == "none":
         return plain
     slowed = plain / config.rope_factor
     if config.rope_scaling == "linear":
         return slowed
-    # llama3: the number of turns that a pair makes over the original length determines how much it is slowed.
+    # llama3: the number of turns that a pair makes over the original length determines
+    #     how much it is slowed.
     turns = config.rope_original_positions * plain / (2 * math.pi)
     low, high = config.rope_low_frequency, config.rope_high_frequency
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return kept * plain + (1 - kept) * slowed
 
 
-def rotation(config: LMConfig, positions: Array, dtype=jnp.float32) -> tuple[Array, Array]:
-    """Maps positions [B, Q] to cosines and sines [B, Q, 1, rotary_dim / 2], the same for all heads."""
+def rotation(
+    config: LMConfig, positions: Array, dtype=jnp.float32
+) -> tuple[Array, Array]:
+    """Maps positions [B, Q] to cosines and sines [B, Q, 1, rotary_dim / 2], the same
+    for all heads."""
     wide = jnp.promote_types(dtype, jnp.float32)
-    angles = positions[:, :, None, None].astype(wide) * jnp.asarray(frequencies(config), wide)
+    angles = positions[:, :, None, None].astype(wide) * jnp.asarray(
+        frequencies(config), wide
+    )
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """Rotates the first rotary_dim dimensions of x [B, Q, H, Dh] in pairs (i, i + rotary_dim / 2)."""
+    """Rotates the first rotary_dim dimensions of x [B, Q, H, Dh] in pairs (i, i +
+    rotary_dim / 2)."""
     cos, sin = cos_sin
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -53,7 +65,8 @@ def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
 
 
 def described(init_params: Callable[[Any, Array], Any]) -> Callable[[Any], Any]:
-    """Makes config -> shapes and dtypes of the parameters that `init_params` makes; none is allocated."""
+    """Makes config -> shapes and dtypes of the parameters that `init_params` makes;
+    none is allocated."""
     return lambda config: jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
@@ -63,7 +76,8 @@ def at_least_float32(x: Array) -> Array:
 
 
 class Norm(nn.Module):
-    """Applies LayerNorm (scale and bias) or RMSNorm (scale) over the last axis. affine: it has parameters."""
+    """Applies LayerNorm (scale and bias) or RMSNorm (scale) over the last axis. affine:
+    it has parameters."""
 
     kind: str
     eps: float
@@ -83,40 +97,52 @@ class Norm(nn.Module):
         return y.astype(self.dtype)
 
 
-LayerNorm = functools.partial(Norm, "layer", 1e-6)  # LayerNorm(dtype=..., affine=..., name=...)
+LayerNorm = functools.partial(
+    Norm, "layer", 1e-6
+)  # LayerNorm(dtype=..., affine=..., name=...)
 RMSNorm = functools.partial(Norm, "rms", 1e-6)
 
 
 def dense(features: int, name: str, dtype, product=None) -> nn.Dense:
     """Makes a Dense layer with MAR's initialisation (Xavier uniform, zero bias)."""
     initial = nn.initializers.xavier_uniform()
-    return nn.Dense(features, name=name, dtype=dtype, kernel_init=initial, dot_general=product)
+    return nn.Dense(
+        features, name=name, dtype=dtype, kernel_init=initial, dot_general=product
+    )
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention without a causal mask. `rows` [B, Q] restricts the queries."""
+    """Multi-head self-attention without a causal mask. `rows` [B, Q] restricts the
+    queries."""
 
     heads: int
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Array, visible: Array | None = None, rows: Array | None = None) -> Array:
+    def __call__(
+        self, x: Array, visible: Array | None = None, rows: Array | None = None
+    ) -> Array:
         batch, length, width = x.shape
         qkv = dense(3 * width, "qkv", self.dtype)(x)
         qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
-        out = by_device(qkv, visible, rows, cpu=_attend_by_head, accelerator=_attend_in_place)
+        out = by_device(
+            qkv, visible, rows, cpu=_attend_by_head, accelerator=_attend_in_place
+        )
         return dense(width, "proj", self.dtype)(out.reshape(batch, -1, width))
 
 
 def _attend_by_head(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
-    """Maps qkv [B, N, 3, H, d] to softmax(q k^T / sqrt(d)) v [B, Q, H, d]: transposed once, normalised last.
+    """Maps qkv [B, N, 3, H, d] to softmax(q k^T / sqrt(d)) v [B, Q, H, d]: transposed
+    once, normalised last.
 
     visible: bool [B, N], at least one key of every row; None shows all.
     """
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
     if rows is not None:
         q = jnp.take_along_axis(q, rows[:, None, :, None], axis=2)
-    scores = at_least_float32(jnp.einsum("...qd,...kd->...qk", q * q.shape[-1] ** -0.5, k))
+    scores = at_least_float32(
+        jnp.einsum("...qd,...kd->...qk", q * q.shape[-1] ** -0.5, k)
+    )
     if visible is not None:
         scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
@@ -126,8 +152,11 @@ def _attend_by_head(qkv: Array, visible: Array | None, rows: Array | None) -> Ar
 
 
 def _attend_in_place(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
-    """Computes the same: the products read their part of qkv where it lies, and the softmax is one kernel."""
-    qkv = jax.lax.optimization_barrier(qkv)  # or it is written in three parts, each transposed
+    """Computes the same: the products read their part of qkv where it lies, and the
+    softmax is one kernel."""
+    qkv = jax.lax.optimization_barrier(
+        qkv
+    )  # or it is written in three parts, each transposed
     q, k, v = (qkv[:, :, i] for i in range(3))
     if rows is not None:
         q = jnp.take_along_axis(q, rows[:, :, None, None], axis=1)
@@ -158,15 +187,22 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm ViT block. With `rows`, only those rows are computed (all are still attended to)."""
+    """A pre-norm ViT block. With `rows`, only those rows are computed (all are still
+    attended to)."""
 
     heads: int
     mlp_ratio: float = 4.0
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Array, visible: Array | None = None, rows: Array | None = None) -> Array:
+    def __call__(
+        self, x: Array, visible: Array | None = None, rows: Array | None = None
+    ) -> Array:
         h = LayerNorm(name="norm1", dtype=self.dtype)(x)
-        x = take_rows(x, rows) + Attention(self.heads, name="attn", dtype=self.dtype)(h, visible, rows)
+        x = take_rows(x, rows) + Attention(self.heads, name="attn", dtype=self.dtype)(
+            h, visible, rows
+        )
         h = LayerNorm(name="norm2", dtype=self.dtype)(x)
-        return x + Mlp(int(x.shape[-1] * self.mlp_ratio), name="mlp", dtype=self.dtype)(h)
+        return x + Mlp(int(x.shape[-1] * self.mlp_ratio), name="mlp", dtype=self.dtype)(
+            h
+        )

@@ -1,11 +1,13 @@
-"""A decoder-only transformer: GPT-NeoX, Llama and Qwen2, and masked-diffusion models, by configuration.
+"""A decoder-only transformer: GPT-NeoX, Llama and Qwen2, and masked-diffusion models,
+by configuration.
 
-Matrix products and activations run in `dtype`; normalisation, rotation, softmax and logits in at least
-float32.
+Matrix products and activations run in `dtype`; normalisation, rotation, softmax and
+logits in at least float32.
 
-The cache has one slot per position. A call writes the keys and values of its tokens into the slots of their
-positions and lets every token see the slots up to its own position. To roll back, simply continue from an
-earlier position: later slots are overwritten before anything reads them.
+The cache has one slot per position. A call writes the keys and values of its tokens
+into the slots of their positions and lets every token see the slots up to its own
+position. To roll back, simply continue from an earlier position: later slots are
+overwritten before anything reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
-from cspd_jax.networks.attention import Beside, Cache, Packing, attend, attend_beside, packing, write
+from cspd_jax.networks.attention import (
+    Beside,
+    Cache,
+    Packing,
+    attend,
+    attend_beside,
+    packing,
+    write,
+)
 from cspd_jax.networks.layers import Norm, described, gelu, rotate, rotation, take_rows
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.products import Dense, is_large, product
@@ -27,11 +37,16 @@ from cspd_jax.networks.quantised import expand
 
 Array = jax.Array
 _NORMAL = nn.initializers.normal(0.02)
-_ACTIVATIONS = {"gelu": gelu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True), "silu": jax.nn.silu}
+_ACTIVATIONS = {
+    "gelu": gelu,
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "silu": jax.nn.silu,
+}
 
 
 class Head(nn.Module):
-    """Maps h [..., D] to logits [..., V] in at least float32, whatever the weights are in."""
+    """Maps h [..., D] to logits [..., V] in at least float32, whatever the weights are
+    in."""
 
     vocab_size: int
     dtype: Any
@@ -41,16 +56,24 @@ class Head(nn.Module):
     def __call__(self, h: Array) -> Array:
         shape = h.shape[-1], self.vocab_size
         turned = self.by_outputs and is_large(shape)
-        kernel = self.param("kernel", _NORMAL, shape[::-1] if turned else shape, jnp.float32)
+        kernel = self.param(
+            "kernel", _NORMAL, shape[::-1] if turned else shape, jnp.float32
+        )
         return _logits(h, kernel.astype(self.dtype), turned, turned)
 
 
 def _logits(h: Array, table: Array, by_ids: bool, turned: bool) -> Array:
-    """Maps h [..., D] by a table, [V, D] by ids or [D, V], to [..., V]. turned: by `product`."""
+    """Maps h [..., D] by a table, [V, D] by ids or [D, V], to [..., V]. turned: by
+    `product`."""
     wide = jnp.promote_types(h.dtype, jnp.float32)
     if turned:
         return product(h, table, wide)
-    return jnp.einsum("...d,vd->...v" if by_ids else "...d,dv->...v", h, table, preferred_element_type=wide)
+    return jnp.einsum(
+        "...d,vd->...v" if by_ids else "...d,dv->...v",
+        h,
+        table,
+        preferred_element_type=wide,
+    )
 
 
 class Attention(nn.Module):
@@ -59,18 +82,37 @@ class Attention(nn.Module):
     by_outputs: bool = False
 
     @nn.compact
-    def __call__(self, x: Array, cos_sin, visible, positions: Array, slots, packed: Packing | None = None):
-        """Maps x [B, Q, D] to ([B, Q, D], the updated slots). Without slots, x attends to itself.
+    def __call__(
+        self,
+        x: Array,
+        cos_sin,
+        visible,
+        positions: Array,
+        slots,
+        packed: Packing | None = None,
+    ):
+        """Maps x [B, Q, D] to ([B, Q, D], the updated slots). Without slots, x attends
+        to itself.
 
         packed: says which tokens x holds, [1, N, D]."""
         c = self.config
         project = lambda heads, name: Dense(
-            heads * c.head_dim, c.qkv_bias, self.dtype, _NORMAL, self.by_outputs, name=name
+            heads * c.head_dim,
+            c.qkv_bias,
+            self.dtype,
+            _NORMAL,
+            self.by_outputs,
+            name=name,
         )(x).reshape(*x.shape[:2], heads, c.head_dim)
-        q, k, v = project(c.heads, "q"), project(c.kv_heads, "k"), project(c.kv_heads, "v")
+        q, k, v = (
+            project(c.heads, "q"),
+            project(c.kv_heads, "k"),
+            project(c.kv_heads, "v"),
+        )
         if c.qk_norm:
             q, k = (
-                Norm(c.norm, c.norm_eps, self.dtype, name=f"{n}_norm")(x) for n, x in (("q", q), ("k", k))
+                Norm(c.norm, c.norm_eps, self.dtype, name=f"{n}_norm")(x)
+                for n, x in (("q", q), ("k", k))
             )
         q, k = rotate(q, cos_sin), rotate(k, cos_sin)
         if packed is not None:
@@ -80,12 +122,17 @@ class Attention(nn.Module):
         elif slots is None:
             out = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible)
         else:
-            keys, values = slots = write(slots[0], k, positions), write(slots[1], v, positions)
+            keys, values = slots = (
+                write(slots[0], k, positions),
+                write(slots[1], v, positions),
+            )
             out = attend(q, keys, values, visible)
         out = out.reshape(*out.shape[:2], -1)
         if packed is not None:
             out = packed.pack(out)
-        dense = Dense(c.width, c.out_bias, self.dtype, _NORMAL, self.by_outputs, name="out")
+        dense = Dense(
+            c.width, c.out_bias, self.dtype, _NORMAL, self.by_outputs, name="out"
+        )
         return dense(out), slots
 
 
@@ -97,9 +144,15 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c, activation = self.config, _ACTIVATIONS[self.config.activation]
-        dense = lambda size, name: Dense(size, c.mlp_bias, self.dtype, _NORMAL, self.by_outputs, name=name)
+        dense = lambda size, name: Dense(
+            size, c.mlp_bias, self.dtype, _NORMAL, self.by_outputs, name=name
+        )
         up = dense(c.mlp_width, "up")(x)
-        h = activation(dense(c.mlp_width, "gate")(x)) * up if c.gated_mlp else activation(up)
+        h = (
+            activation(dense(c.mlp_width, "gate")(x)) * up
+            if c.gated_mlp
+            else activation(up)
+        )
         return dense(c.width, "down")(h)
 
 
@@ -109,11 +162,28 @@ class Layer(nn.Module):
     by_outputs: bool = False
 
     @nn.compact
-    def __call__(self, x: Array, cos_sin, visible, positions, slots, packed: Packing | None = None):
-        norm = lambda name: Norm(self.config.norm, self.config.norm_eps, self.dtype, name=name)
-        attention = Attention(self.config, self.dtype, self.by_outputs, name="attention")
-        attended, slots = attention(norm("attention_norm")(x), cos_sin, visible, positions, slots, packed)
-        mlp, mlp_norm = Mlp(self.config, self.dtype, self.by_outputs, name="mlp"), norm("mlp_norm")
+    def __call__(
+        self,
+        x: Array,
+        cos_sin,
+        visible,
+        positions,
+        slots,
+        packed: Packing | None = None,
+    ):
+        norm = lambda name: Norm(
+            self.config.norm, self.config.norm_eps, self.dtype, name=name
+        )
+        attention = Attention(
+            self.config, self.dtype, self.by_outputs, name="attention"
+        )
+        attended, slots = attention(
+            norm("attention_norm")(x), cos_sin, visible, positions, slots, packed
+        )
+        mlp, mlp_norm = (
+            Mlp(self.config, self.dtype, self.by_outputs, name="mlp"),
+            norm("mlp_norm"),
+        )
         if self.config.parallel_residual:
             return x + attended + mlp(mlp_norm(x)), slots
         x = x + attended
@@ -121,8 +191,8 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Maps ids to embeddings, those to hidden states, those to logits. Models whose sequences are not all
-    text use the parts."""
+    """Maps ids to embeddings, those to hidden states, those to logits. Models whose
+    sequences are not all text use the parts."""
 
     config: LMConfig
     dtype: Any = jnp.float32
@@ -130,8 +200,13 @@ class Transformer(nn.Module):
 
     def setup(self):
         c = self.config
-        self.embed = nn.Embed(c.vocab_size, c.width, dtype=self.dtype, embedding_init=_NORMAL)
-        self.layers = [Layer(c, self.dtype, self.by_outputs, name=f"layers_{i}") for i in range(c.depth)]
+        self.embed = nn.Embed(
+            c.vocab_size, c.width, dtype=self.dtype, embedding_init=_NORMAL
+        )
+        self.layers = [
+            Layer(c, self.dtype, self.by_outputs, name=f"layers_{i}")
+            for i in range(c.depth)
+        ]
         self.norm = Norm(c.norm, c.norm_eps, self.dtype)
         if not c.tie_embeddings:
             self.head = Head(c.vocab_size, self.dtype, self.by_outputs)
@@ -151,12 +226,15 @@ class Transformer(nn.Module):
         packed: Packing | None = None,
         entering: tuple[int, ...] = (),
     ) -> tuple[Array, Cache | None, Array | None]:
-        """Maps embeddings x [B, Q, D] at positions [B, Q], visible [B or 1, Q or 1, K], to hidden states
-        after the last norm, the new cache, and what enters some of the layers.
+        """Maps embeddings x [B, Q, D] at positions [B, Q], visible [B or 1, Q or 1, K],
+        to hidden states after the last norm, the new cache, and what enters some of the
+        layers.
 
-        rows [B, R] picks the tokens whose hidden states come out: [B, R, D]. places [B, Q] are the slots that
-        store the tokens; without them, those of the positions. packed computes some of the tokens: [1, N, D].
-        entering: the S layers of which [B, Q, S D] comes out, side by side; None without any. The number of
+        rows [B, R] picks the tokens whose hidden states come out: [B, R, D]. places [B,
+        Q] are the slots that store the tokens; without them, those of the positions.
+        packed computes some of the tokens: [1, N, D].
+        entering: the S layers of which [B, Q, S D] comes out, side by side; None
+            without any. The number of
         layers stands for what leaves the last one.
         """
         c = self.config
@@ -169,8 +247,16 @@ class Transformer(nn.Module):
             before.append(x)
             x, slots[i] = layer(x, cos_sin, visible, places, slots[i], packed)
         before.append(x)
-        states = jnp.concatenate([before[i] for i in entering], axis=-1) if entering else None
-        return self.norm(take_rows(x, rows)), None if cache is None else Cache(*zip(*slots)), states
+        states = (
+            jnp.concatenate([before[i] for i in entering], axis=-1)
+            if entering
+            else None
+        )
+        return (
+            self.norm(take_rows(x, rows)),
+            None if cache is None else Cache(*zip(*slots)),
+            states,
+        )
 
     def logits(self, h: Array) -> Array:
         """Maps hidden states [..., D] to [..., V]."""
@@ -179,16 +265,20 @@ class Transformer(nn.Module):
             return _logits(h, table, True, self.by_outputs and is_large(table.shape))
         return self.head(h)
 
-    def __call__(self, tokens: Array, *args, **kwargs) -> tuple[Array, Cache | None, Array | None]:
-        """Maps ids [B, Q], and what else `hidden` takes, to logits [B, Q, V], the new cache, and the states
-        of `hidden`. Logits of `rows` alone are [B, R, V], those of packed tokens [1, N, V]."""
+    def __call__(
+        self, tokens: Array, *args, **kwargs
+    ) -> tuple[Array, Cache | None, Array | None]:
+        """Maps ids [B, Q], and what else `hidden` takes, to logits [B, Q, V], the new
+        cache, and the states of `hidden`. Logits of `rows` alone are [B, R, V], those
+        of packed tokens [1, N, V]."""
         h, cache, states = self.hidden(self.embedded(tokens), *args, **kwargs)
         return self.logits(h), cache, states
 
 
 @dataclasses.dataclass(frozen=True)
 class LM:
-    """A language model as pure functions of explicit parameters: a static argument of jitted functions.
+    """A language model as pure functions of explicit parameters: a static argument of
+    jitted functions.
 
     by_outputs: the parameters are those of `products.by_outputs`, which suit a CPU.
     """
@@ -204,7 +294,9 @@ class LM:
     def empty_cache(self, batch: int, max_len: int, dtype: Any = None) -> Cache:
         """Makes zeros for `batch` rows of up to `max_len` tokens."""
         shape = (batch, self.config.kv_heads, max_len, self.config.head_dim)
-        made = lambda: tuple(jnp.zeros(shape, dtype or self.dtype) for _ in range(self.config.depth))
+        made = lambda: tuple(
+            jnp.zeros(shape, dtype or self.dtype) for _ in range(self.config.depth)
+        )
         return Cache(made(), made())
 
     def apply(
@@ -218,20 +310,33 @@ class LM:
         rows: Array | None = None,
         entering: tuple[int, ...] = (),
     ) -> Any:
-        """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache with them in it.
+        """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache
+        with them in it.
 
-        A token sees the slots at positions up to its own, the tokens of this call included. A row's positions
-        differ from each other and those outside 0..max_len - 1 are padding: nothing is stored, and the logits
-        there are finite and meaningless. Without the causal mask every slot is seen. mask [B, max_len] (bool)
-        hides slots on top of that. rows [B, R] are indices into Q: logits [B, R, V] of those alone.
+        A token sees the slots at positions up to its own, the tokens of this call
+        included. A row's positions differ from each other and those outside 0..max_len
+        - 1 are padding: nothing is stored, and the logits there are finite and
+        meaningless. Without the causal mask every slot is seen. mask [B, max_len]
+        (bool) hides slots on top of that. rows [B, R] are indices into Q: logits [B, R,
+        V] of those alone.
         entering: layers; what enters them, [B, Q, S D], is returned as a third.
         """
 
         def run(params, tokens, positions, cache, mask):
             visible = None
             if self.config.causal:
-                visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-            return self._run(params, tokens, positions, _and(visible, mask), cache, rows, entering=entering)
+                visible = (
+                    jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+                )
+            return self._run(
+                params,
+                tokens,
+                positions,
+                _and(visible, mask),
+                cache,
+                rows,
+                entering=entering,
+            )
 
         def run_padded(params, tokens, positions, cache, mask):
             padding = ((0, 0), (0, FEWEST_ROWS - 1))
@@ -242,11 +347,14 @@ class LM:
 
         if tokens.size > 1 or rows is not None:
             return run(params, tokens, positions, cache, mask)
-        return by_device(params, tokens, positions, cache, mask, cpu=run, accelerator=run_padded)
+        return by_device(
+            params, tokens, positions, cache, mask, cpu=run, accelerator=run_padded
+        )
 
     @property
     def packs(self) -> bool:
-        """Whether a pass over many tokens takes longer than one over few, so that `apply_packed` pays."""
+        """Whether a pass over many tokens takes longer than one over few, so that
+        `apply_packed` pays."""
         return self.by_outputs
 
     def apply_packed(
@@ -260,33 +368,52 @@ class LM:
         read: Callable[[Array], Array],
         entering: tuple[int, ...] = (),
     ) -> Any:
-        """Returns read(logits) [B, Q, ...], and the cache, as `apply` does, computed for the tokens at
-        positions 0..max_len - 1 alone, of which there must be at most `size`. For the others it is zeros.
+        """Returns read(logits) [B, Q, ...], and the cache, as `apply` does, computed
+        for the tokens at positions 0..max_len - 1 alone, of which there must be at most
+        `size`. For the others it is zeros.
 
         read: from logits [1, size, V] to [1, size, ...]. entering: as in `apply`.
         """
         packed = packing((positions >= 0) & (positions < cache.max_len), size)
         visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
         logits, cache, *states = self._run(
-            params, tokens, positions, visible, cache, None, None, packed, entering=entering
+            params,
+            tokens,
+            positions,
+            visible,
+            cache,
+            None,
+            None,
+            packed,
+            entering=entering,
         )
         return packed.unpack(read(logits)), cache, *map(packed.unpack, states)
 
     def hidden(
-        self, params, tokens: Array, positions: Array, cache: Cache, entering: tuple[int, ...]
+        self,
+        params,
+        tokens: Array,
+        positions: Array,
+        cache: Cache,
+        entering: tuple[int, ...],
     ) -> tuple[Array, Cache, Array]:
-        """Returns what `apply` makes logits of, the hidden states [B, Q, D] after the last norm; the cache;
-        and what enters some of the layers, side by side."""
+        """Returns what `apply` makes logits of, the hidden states [B, Q, D] after the
+        last norm; the cache; and what enters some of the layers, side by side."""
         visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
 
         def run(network: Transformer) -> Any:
-            return network.hidden(network.embedded(tokens), positions, visible, cache, entering=entering)
+            return network.hidden(
+                network.embedded(tokens), positions, visible, cache, entering=entering
+            )
 
         return nn.apply(run, self._module)({"params": expand(params, self.dtype)})
 
     def logits(self, params, h: Array) -> Array:
-        """Maps hidden states [..., D] to [..., V]. Of the parameters, the head or tied table is enough."""
-        logits: Any = self._module.apply({"params": expand(params, self.dtype)}, h, method="logits")
+        """Maps hidden states [..., D] to [..., V]. Of the parameters, the head or tied
+        table is enough."""
+        logits: Any = self._module.apply(
+            {"params": expand(params, self.dtype)}, h, method="logits"
+        )
         return logits
 
     def apply_seeing(
@@ -300,16 +427,20 @@ class LM:
         visible: Array,
         entering: tuple[int, ...] = (),
     ) -> Any:
-        """Does what `apply` does for tokens that may share positions, such as those of a tree of drafts.
+        """Does what `apply` does for tokens that may share positions, such as those of
+        a tree of drafts.
 
-        They are stored in the cache's slots [B, Q], and each sees the slots that visible [B, Q, max_len]
-        (bool) says, those of this call included.
+        They are stored in the cache's slots [B, Q], and each sees the slots that
+        visible [B, Q, max_len] (bool) says, those of this call included.
         """
-        return self._run(params, tokens, positions, visible, cache, None, slots, entering=entering)
+        return self._run(
+            params, tokens, positions, visible, cache, None, slots, entering=entering
+        )
 
     def move(self, cache: Cache, sources: Array, targets: Array) -> Cache:
-        """Copies what is in the slots `sources` [B, M] into the slots `targets` [B, M]; targets
-        outside 0..max_len - 1 are dropped. Keys keep the rotation of the position that they were made at."""
+        """Copies what is in the slots `sources` [B, M] into the slots `targets` [B, M];
+        targets outside 0..max_len - 1 are dropped. Keys keep the rotation of the
+        position that they were made at."""
 
         def moved(slots: Array) -> Array:
             found = jnp.take_along_axis(slots, sources[:, None, :, None], axis=2)
@@ -318,13 +449,19 @@ class LM:
         return jax.tree.map(moved, cache)
 
     def forward(
-        self, params, tokens: Array, mask: Array | None = None, *, rows: Array | None = None
+        self,
+        params,
+        tokens: Array,
+        mask: Array | None = None,
+        *,
+        rows: Array | None = None,
     ) -> Array:
         """Returns logits [B, N, V] of whole rows of tokens [B, N], without a cache.
 
-        mask [B, N] (bool) hides tokens, such as padding on either side: positions count from the start of the
-        row, but only their differences matter. rows as in `apply`. Of a shifted model the logits at i are
-        those of hidden state i - 1, so that they are of the token at i (at the first: its own).
+        mask [B, N] (bool) hides tokens, such as padding on either side: positions count
+        from the start of the row, but only their differences matter. rows as in
+        `apply`. Of a shifted model the logits at i are those of hidden state i - 1, so
+        that they are of the token at i (at the first: its own).
         """
         steps = jnp.arange(tokens.shape[1])
         if self.config.shifted:
@@ -332,29 +469,49 @@ class LM:
             rows = jnp.maximum(wanted - 1, 0)
         visible = steps <= steps[:, None] if self.config.causal else None
         if mask is not None:
-            tokens = jnp.where(mask, tokens, 0)  # a hidden token weighs 0, but 0 times NaN is NaN
+            tokens = jnp.where(
+                mask, tokens, 0
+            )  # a hidden token weighs 0, but 0 times NaN is NaN
         visible = _and(None if visible is None else visible[None], mask)
-        return self._run(params, tokens, jnp.broadcast_to(steps, tokens.shape), visible, None, rows)[0]
+        return self._run(
+            params, tokens, jnp.broadcast_to(steps, tokens.shape), visible, None, rows
+        )[0]
 
     def beside(
-        self, params, tokens: Array, positions: Array, cache: Cache, *, own: Array, mask: Array
+        self,
+        params,
+        tokens: Array,
+        positions: Array,
+        cache: Cache,
+        *,
+        own: Array,
+        mask: Array,
     ) -> Array:
-        """Returns logits [B, R, Q, V] of R versions tokens [B, R, Q] of the same positions [B, Q].
+        """Returns logits [B, R, Q, V] of R versions tokens [B, R, Q] of the same
+        positions [B, Q].
 
-        It is for models without a causal mask, and stores nothing. A token sees its version's tokens where
-        own [B, Q] says so, and the slots of mask [B, max_len], which should leave these positions out. The
-        logits are those of the hidden states, also of a shifted model.
+        It is for models without a causal mask, and stores nothing. A token sees its
+        version's tokens where own [B, Q] says so, and the slots of mask [B, max_len],
+        which should leave these positions out. The logits are those of the hidden
+        states, also of a shifted model.
         """
         versions = tokens.shape[1]
         flat = tokens.reshape(-1, tokens.shape[2])
         logits, _ = self._run(
-            params, flat, jnp.repeat(positions, versions, axis=0), Beside(own, mask), cache, None
+            params,
+            flat,
+            jnp.repeat(positions, versions, axis=0),
+            Beside(own, mask),
+            cache,
+            None,
         )
         return logits.reshape(*tokens.shape, -1)
 
     def _run(self, params, *args, entering: tuple[int, ...] = ()) -> Any:
         """Returns (logits, cache), and the states if there are any."""
-        made: Any = self._module.apply({"params": expand(params, self.dtype)}, *args, entering=entering)
+        made: Any = self._module.apply(
+            {"params": expand(params, self.dtype)}, *args, entering=entering
+        )
         return made if entering else made[:2]
 
     @property
@@ -370,7 +527,8 @@ def _and(visible: Array | None, mask: Array | None) -> Array | None:
 
 
 def init_params(config: LMConfig, key: Array) -> dict:
-    """Makes fresh float32 parameters: normal of standard deviation 0.02, biases 0, scales 1."""
+    """Makes fresh float32 parameters: normal of standard deviation 0.02, biases 0,
+    scales 1."""
     start = jnp.zeros((1, 1), jnp.int32)
     return Transformer(config).init(key, start, start, None)["params"]
 

@@ -1,5 +1,5 @@
-"""Sizes and conventions of a decoder-only transformer, and of a head that drafts from its states: the static
-arguments of their jitted calls."""
+"""Sizes and conventions of a decoder-only transformer, and of a head that drafts from
+its states: the static arguments of their jitted calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class LMConfig:
     """A language model over `vocab_size` ids.
 
     family: whose conventions it follows, for example gpt_neox, llama or qwen2.
-    known_ids: ids from this one on have no token (padding of the vocabulary); vocab_size if that is unknown.
+    known_ids: ids from this one on have no token (padding of the vocabulary);
+        vocab_size if that is unknown.
     kv_heads: heads of keys and values; each serves heads / kv_heads query heads.
     activation: gelu (by erf), gelu_tanh or silu.
     gated_mlp: down(activation(gate x) * up x); otherwise there is no gate.
@@ -27,12 +28,14 @@ class LMConfig:
     parallel_residual: x + attention(norm x) + mlp(norm' x).
     rope_theta: base of the rotary frequencies.
     rotary_share: fraction of head_dim that is rotated.
-    rope_scaling: none; linear, which divides all frequencies by rope_factor; or llama3, which divides those
-        that turn less than rope_low_frequency times in rope_original_positions, and keeps those that turn
-        more than rope_high_frequency times.
+    rope_scaling: none; linear, which divides all frequencies by rope_factor; or llama3,
+        which divides those that turn less than rope_low_frequency times in
+        rope_original_positions, and keeps those that turn more than rope_high_frequency
+        times.
     max_positions: the length it was made for.
     causal: False for masked-diffusion models.
-    shifted: hidden state i - 1 predicts the token at position i of a masked-diffusion model, as in Dream.
+    shifted: hidden state i - 1 predicts the token at position i of a masked-diffusion
+        model, as in Dream.
     bos_ids: ids that begin a text; possibly none.
     eos_ids: ids that end a text; possibly none.
     mask_ids: the id that stands for a token to be found; none in causal models.
@@ -73,15 +76,24 @@ class LMConfig:
     def __post_init__(self):
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
-                raise UserError(f"the model's {name} is {value!r}; it must be one of {', '.join(choices)}")
+                raise UserError(
+                    f"the model's {name} is {value!r}; it must be one of"
+                    f" {', '.join(choices)}"
+                )
         if self.heads % self.kv_heads:
-            raise UserError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
+            raise UserError(
+                f"{self.heads} query heads cannot share {self.kv_heads} key-value heads"
+                " evenly"
+            )
         if self.rotary_dim % 2:
-            raise UserError(f"{self.rotary_dim} dimensions of a head cannot be rotated in pairs")
+            raise UserError(
+                f"{self.rotary_dim} dimensions of a head cannot be rotated in pairs"
+            )
 
     @property
     def qk_norm(self) -> bool:
-        """Whether each head's query and key are normalised before they are rotated, as Qwen3 does."""
+        """Whether each head's query and key are normalised before they are rotated, as
+        Qwen3 does."""
         return self.family == "qwen3"
 
     @property
@@ -95,12 +107,14 @@ class EagleConfig:
     """A drafting head in the form of EAGLE-3.
 
     layer: its one decoder layer, and how many ids it has of its own.
-    entering: layers of the target, counted from 0; what enters them is read, side by side. Without any they
-        are those of `published_layers`, for whatever target it is bound to.
+    entering: layers of the target, counted from 0; what enters them is read, side by
+        side. Without any they are those of `published_layers`, for whatever target it
+        is bound to.
     state_width: numbers of one such state, the target's width.
     target_ids: ids of the target.
     own_embedding: it has a table of the target's ids; otherwise it reads the target's.
-    norm_before_residual: the state is normalised before it is added to what the layer makes of it.
+    norm_before_residual: the state is normalised before it is added to what the layer
+        makes of it.
     """
 
     layer: LMConfig
@@ -116,11 +130,14 @@ class EagleConfig:
         return len(self.entering) or len(published_layers(6))
 
     def bound_to(self, depth: int | None) -> EagleConfig:
-        """Returns the configuration for a target of so many layers; None is a target that does not say."""
+        """Returns the configuration for a target of so many layers; None is a target
+        that does not say."""
         if self.entering:
             return self
         if depth is None:
-            raise UserError("the head names no layers, and the target does not say how many it has")
+            raise UserError(
+                "the head names no layers, and the target does not say how many it has"
+            )
         return dataclasses.replace(self, entering=published_layers(depth))
 
     @property
@@ -130,6 +147,7 @@ class EagleConfig:
 
 
 def published_layers(depth: int) -> tuple[int, int, int]:
-    """Returns the low, middle and high layer of a target of `depth` layers that EAGLE-3's heads read."""
+    """Returns the low, middle and high layer of a target of `depth` layers that
+    EAGLE-3's heads read."""
     low, high = (2, depth - 3) if depth >= 6 else (0, depth - 1)
     return low, depth // 2, high

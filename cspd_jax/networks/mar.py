@@ -1,9 +1,10 @@
 """The MAR backbone: a masked bidirectional transformer over image tokens.
 
-Everything works in **reveal order**: the tokens of an image are stored in the order in which they become
-known. The known ones are then a prefix of length `n_known`, and the encoder runs on a static prefix (`bucket`
->= n_known) with the surplus hidden. Attention does not depend on the order of its inputs; positions enter
-through the learned embeddings, gathered by `reveal`.
+Everything works in **reveal order**: the tokens of an image are stored in the order in
+which they become known. The known ones are then a prefix of length `n_known`, and the
+encoder runs on a static prefix (`bucket` >= n_known) with the surplus hidden. Attention
+does not depend on the order of its inputs; positions enter through the learned
+embeddings, gathered by `reveal`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,21 @@ class Backbone(nn.Module):
     def setup(self):
         c, dtype = self.config, self.dtype
         normal = nn.initializers.normal(0.02)
-        self.class_emb = nn.Embed(c.num_classes, c.encoder_width, embedding_init=normal, name="class_emb")
+        self.class_emb = nn.Embed(
+            c.num_classes, c.encoder_width, embedding_init=normal, name="class_emb"
+        )
         total = c.buffer_size + c.seq_len
         self.fake_latent = self.param("fake_latent", normal, (1, c.encoder_width))
         self.mask_token = self.param("mask_token", normal, (1, 1, c.decoder_width))
-        self.encoder_pos = self.param("encoder_pos_embed_learned", normal, (1, total, c.encoder_width))
-        self.decoder_pos = self.param("decoder_pos_embed_learned", normal, (1, total, c.decoder_width))
-        self.output_pos = self.param("diffusion_pos_embed_learned", normal, (1, c.seq_len, c.decoder_width))
+        self.encoder_pos = self.param(
+            "encoder_pos_embed_learned", normal, (1, total, c.encoder_width)
+        )
+        self.decoder_pos = self.param(
+            "decoder_pos_embed_learned", normal, (1, total, c.decoder_width)
+        )
+        self.output_pos = self.param(
+            "diffusion_pos_embed_learned", normal, (1, c.seq_len, c.decoder_width)
+        )
         self.z_proj = dense(c.encoder_width, "z_proj", dtype)
         self.z_proj_ln = LayerNorm(dtype=dtype, name="z_proj_ln")
         self.encoder_blocks = [
@@ -54,20 +63,29 @@ class Backbone(nn.Module):
         self.decoder_norm = LayerNorm(dtype=dtype, name="decoder_norm")
 
     def embed_class(self, labels: Array, unconditional: Array) -> Array:
-        """Maps labels [B] to [B, De]; rows where `unconditional` [B] get the fake latent instead."""
+        """Maps labels [B] to [B, De]; rows where `unconditional` [B] get the fake
+        latent instead."""
         known = self.class_emb(jnp.where(unconditional, 0, labels))
         return jnp.where(unconditional[:, None], self.fake_latent, known)
 
-    def encode(self, tokens: Array, reveal: Array, n_known: Array, class_embedding: Array) -> Array:
+    def encode(
+        self, tokens: Array, reveal: Array, n_known: Array, class_embedding: Array
+    ) -> Array:
         """Encodes the buffer and the first tokens in reveal order.
 
-        tokens [B, bucket, C], reveal [B, bucket] (positions), n_known [B] <= bucket, class_embedding
-        [B, De] -> [B, buffer + bucket, De]. Rows from buffer + n_known on are meaningless.
+        tokens [B, bucket, C], reveal [B, bucket] (positions), n_known [B] <= bucket,
+        class_embedding [B, De] -> [B, buffer + bucket, De]. Rows from buffer + n_known
+        on are meaningless.
         """
         buffer, bucket = self.config.buffer_size, reveal.shape[1]
-        # Hidden keys get weight 0, but 0 times NaN is NaN: the content of unknown slots must not matter.
-        tokens = jnp.where((jnp.arange(bucket) < n_known[:, None])[:, :, None], tokens, 0)
-        x = self.z_proj(tokens.astype(self.dtype)) + self._at(self.encoder_pos, buffer + reveal)
+        # Hidden keys get weight 0, but 0 times NaN is NaN: the content of unknown slots
+        # must not matter.
+        tokens = jnp.where(
+            (jnp.arange(bucket) < n_known[:, None])[:, :, None], tokens, 0
+        )
+        x = self.z_proj(tokens.astype(self.dtype)) + self._at(
+            self.encoder_pos, buffer + reveal
+        )
         start = class_embedding[:, None] + self.encoder_pos[:, :buffer]
         x = self.z_proj_ln(jnp.concatenate([start.astype(self.dtype), x], axis=1))
         visible = jnp.arange(buffer + bucket) < buffer + n_known[:, None]
@@ -75,28 +93,38 @@ class Backbone(nn.Module):
             x = block(x, visible)
         return self.encoder_norm(x)
 
-    def decode(self, encoded: Array, reveal: Array, n_known: Array, rows: Array | None) -> Array:
+    def decode(
+        self, encoded: Array, reveal: Array, n_known: Array, rows: Array | None
+    ) -> Array:
         """Maps encoded [B, buffer + bucket, De], reveal [B, L] to z [B, Q, Dd].
 
-        rows: [B, Q], the places in reveal order whose z is wanted (the last block computes no others); None
+        rows: [B, Q], the places in reveal order whose z is wanted (the last block
+            computes no others); None
         is all.
         """
         batch, length = reveal.shape
         buffer = self.config.buffer_size
         bucket = encoded.shape[1] - buffer
         x = self.decoder_embed(encoded)
-        mask = jnp.broadcast_to(self.mask_token.astype(self.dtype), (batch, length, x.shape[-1]))
+        mask = jnp.broadcast_to(
+            self.mask_token.astype(self.dtype), (batch, length, x.shape[-1])
+        )
         known = (jnp.arange(bucket) < n_known[:, None])[:, :, None]
         tokens = jnp.where(known, x[:, buffer:], mask[:, :bucket])
         positions = self._at(self.decoder_pos, buffer + reveal)
         tokens = jnp.concatenate([tokens, mask[:, bucket:]], axis=1) + positions
-        x = jnp.concatenate([x[:, :buffer] + self.decoder_pos[:, :buffer].astype(self.dtype), tokens], axis=1)
+        x = jnp.concatenate(
+            [x[:, :buffer] + self.decoder_pos[:, :buffer].astype(self.dtype), tokens],
+            axis=1,
+        )
         if rows is None:
             rows = jnp.broadcast_to(jnp.arange(length), (batch, length))
         for block in self.decoder_blocks[:-1]:
             x = block(x)
         x = self.decoder_blocks[-1](x, rows=buffer + rows)
-        return self.decoder_norm(x) + self._at(self.output_pos, jnp.take_along_axis(reveal, rows, axis=1))
+        return self.decoder_norm(x) + self._at(
+            self.output_pos, jnp.take_along_axis(reveal, rows, axis=1)
+        )
 
     def _at(self, table: Array, positions: Array) -> Array:
         return table[0].astype(self.dtype)[positions]
@@ -111,8 +139,11 @@ class Backbone(nn.Module):
         *,
         bucket: int,
     ) -> Array:
-        """Maps tokens [B, L, C] and reveal [B, L] in reveal order, n_known [B], to z [B, Q, Dd] of `rows`."""
-        encoded = self.encode(tokens[:, :bucket], reveal[:, :bucket], n_known, class_embedding)
+        """Maps tokens [B, L, C] and reveal [B, L] in reveal order, n_known [B], to z
+        [B, Q, Dd] of `rows`."""
+        encoded = self.encode(
+            tokens[:, :bucket], reveal[:, :bucket], n_known, class_embedding
+        )
         return self.decode(encoded, reveal, n_known, rows)
 
 
@@ -121,7 +152,8 @@ def make_head(config: MARConfig, dtype=jnp.float32) -> Head:
 
 
 def init_params(config: MARConfig, key: Array) -> dict:
-    """Makes fresh parameters {"backbone": ..., "head": ...} with MAR's initialisation."""
+    """Makes fresh parameters {"backbone": ..., "head": ...} with MAR's
+    initialisation."""
     tokens = jnp.zeros((1, config.seq_len, config.token_dim))
     reveal = jnp.arange(config.seq_len)[None]
 
@@ -129,26 +161,36 @@ def init_params(config: MARConfig, key: Array) -> dict:
         embedding = module.embed_class(jnp.zeros(1, int), jnp.zeros(1, bool))
         return module(tokens, reveal, jnp.ones(1, int), embedding, bucket=1)
 
-    return fresh_params(Backbone(config), touch_everything, make_head(config), config, key)
+    return fresh_params(
+        Backbone(config), touch_everything, make_head(config), config, key
+    )
 
 
 abstract_params = described(init_params)
 
 
-# Attention scores of a layer that may be in memory at once: those of 218 sequences of MAR-B.
+# Attention scores of a layer that may be in memory at once: those of 218 sequences of
+# MAR-B.
 _SCORES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
 class MARModel(TwoPartModel):
-    """A MAR model as pure functions: parameters in, arrays out. See `image.protocol.TokenModel`."""
+    """A MAR model as pure functions: parameters in, arrays out. See
+    `image.protocol.TokenModel`."""
 
     config: MARConfig
 
     parts: ClassVar = (Backbone, make_head)
 
-    def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int) -> Array:
+    def context(
+        self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
+    ) -> Array:
         c = self.config
-        scores = max(c.encoder_heads, c.decoder_heads) * (c.buffer_size + c.seq_len) ** 2
+        scores = (
+            max(c.encoder_heads, c.decoder_heads) * (c.buffer_size + c.seq_len) ** 2
+        )
         some = functools.partial(self._backbone, params, bucket=bucket)
-        return map_chunks(some, _SCORES // scores, tokens, reveal, n_known, class_embedding, rows)
+        return map_chunks(
+            some, _SCORES // scores, tokens, reveal, n_known, class_embedding, rows
+        )

@@ -1,10 +1,12 @@
-"""NextStep-1: a language model that goes on from a text with the tokens of an image, and a flow head.
+"""NextStep-1: a language model that goes on from a text with the tokens of an image,
+and a flow head.
 
-The sequence is the prompt's ids and then the image's tokens row by row. The hidden state of the element
-before a token is what its chain depends on.
+The sequence is the prompt's ids and then the image's tokens row by row. The hidden
+state of the element before a token is what its chain depends on.
 
-An image's class is its prompt. Prompts are bound to a model (`bind`) as one more parameter, a table of ids
-whose last row is the unconditional prompt: so whatever asks for classes asks for prompts by their number.
+An image's class is its prompt. Prompts are bound to a model (`bind`) as one more
+parameter, a table of ids whose last row is the unconditional prompt: so whatever asks
+for classes asks for prompts by their number.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ PADDING = -1  # in place of an id, at the left of a prompt
 
 
 def place_table(side: int, width: int) -> np.ndarray:
-    """Makes a table [side^2, width]: of the column, then of the row, sines and then cosines."""
+    """Makes a table [side^2, width]: of the column, then of the row, sines and then
+    cosines."""
     frequencies = 10_000.0 ** (-np.arange(width // 4) / (width // 4))
     rows, columns = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
     angles = [places.reshape(-1, 1) * frequencies for places in (columns, rows)]
@@ -45,48 +48,79 @@ class Backbone(nn.Module):
 
     def setup(self):
         self.lm = Transformer(self.config.lm, self.dtype)
-        self.image_in_projector = dense(self.config.lm.width, "image_in_projector", self.dtype)
-        self.image_out_projector = dense(self.config.lm.width, "image_out_projector", self.dtype)
+        self.image_in_projector = dense(
+            self.config.lm.width, "image_in_projector", self.dtype
+        )
+        self.image_out_projector = dense(
+            self.config.lm.width, "image_out_projector", self.dtype
+        )
 
     def embed(self, tokens: Array, prompt: Array, elements: Array) -> Array:
-        """Embeds the elements [B, Q] of sequences of prompts [B, N] and tokens [B, L, C]: [B, Q, D]."""
+        """Embeds the elements [B, Q] of sequences of prompts [B, N] and tokens [B, L,
+        C]: [B, Q, D]."""
         last = prompt.shape[1] - 1
         ids = jnp.take_along_axis(prompt, jnp.minimum(elements, last), axis=1)
-        image = take_rows(tokens, jnp.maximum(elements - last - 1, 0)).astype(self.dtype)
-        of_text, of_image = self.lm.embedded(jnp.maximum(ids, 0)), self.image_in_projector(image)
+        image = take_rows(tokens, jnp.maximum(elements - last - 1, 0)).astype(
+            self.dtype
+        )
+        of_text, of_image = (
+            self.lm.embedded(jnp.maximum(ids, 0)),
+            self.image_in_projector(image),
+        )
         return jnp.where((elements <= last)[:, :, None], of_text, of_image)
 
-    def __call__(self, tokens: Array, prompt: Array, elements: Array, cache: Cache | None) -> tuple:
-        """Returns the hidden states [B, Q, D] at elements [B, Q], and the cache with them in it.
+    def __call__(
+        self, tokens: Array, prompt: Array, elements: Array, cache: Cache | None
+    ) -> tuple:
+        """Returns the hidden states [B, Q, D] at elements [B, Q], and the cache with
+        them in it.
 
-        Without a cache the elements must be the first ones, in order: they see each other alone.
+        Without a cache the elements must be the first ones, in order: they see each
+        other alone.
         """
         places = elements.shape[1] if cache is None else cache.max_len
-        shown = jnp.pad(prompt != PADDING, ((0, 0), (0, places)), constant_values=True)[:, :places]
+        shown = jnp.pad(prompt != PADDING, ((0, 0), (0, places)), constant_values=True)[
+            :, :places
+        ]
         visible = (jnp.arange(places) <= elements[:, :, None]) & shown[:, None]
-        return self.lm.hidden(self.embed(tokens, prompt, elements), elements, visible, cache)[:2]
+        return self.lm.hidden(
+            self.embed(tokens, prompt, elements), elements, visible, cache
+        )[:2]
 
     def context(self, hidden: Array, rows: Array) -> Array:
-        """Maps hidden states [B, Q, D] of the elements before tokens `rows` [B, Q] to z [B, Q, D]."""
+        """Maps hidden states [B, Q, D] of the elements before tokens `rows` [B, Q] to z
+        [B, Q, D]."""
         c = self.config
         if c.positions:
-            hidden = hidden + jnp.asarray(place_table(c.position_side, c.lm.width), self.dtype)[rows]
+            hidden = (
+                hidden
+                + jnp.asarray(place_table(c.position_side, c.lm.width), self.dtype)[
+                    rows
+                ]
+            )
         return self.image_out_projector(hidden)
 
 
 def make_head(config: NextStepConfig, dtype=jnp.float32) -> Head:
     """Makes a head as MAR's, of times from 0 to 1 as they are."""
-    return Head(config.token_dim, config.head_width, config.head_depth, dtype, velocity=True)
+    return Head(
+        config.token_dim, config.head_width, config.head_depth, dtype, velocity=True
+    )
 
 
-def full_forward(config: NextStepConfig, params, tokens: Array, prompt: Array, dtype=jnp.float32) -> Array:
-    """Returns z [B, L, D] of all tokens [B, L, C] of whole images, from the prompt [B, N] and those before.
+def full_forward(
+    config: NextStepConfig, params, tokens: Array, prompt: Array, dtype=jnp.float32
+) -> Array:
+    """Returns z [B, L, D] of all tokens [B, L, C] of whole images, from the prompt [B,
+    N] and those before.
 
     params: the backbone's.
     """
     batch, last = len(tokens), prompt.shape[1] - 1
     rows = jnp.broadcast_to(jnp.arange(config.seq_len), (batch, config.seq_len))
-    elements = jnp.broadcast_to(jnp.arange(last + config.seq_len), (batch, last + config.seq_len))
+    elements = jnp.broadcast_to(
+        jnp.arange(last + config.seq_len), (batch, last + config.seq_len)
+    )
 
     def forward(module: Backbone):
         hidden, _ = module(tokens, prompt, elements, None)
@@ -103,7 +137,9 @@ def init_params(config: NextStepConfig, key: Array) -> dict:
         hidden, _ = module(token, start, start, None)
         return module.lm.logits(hidden), module.context(hidden, start)
 
-    return fresh_params(Backbone(config), touch_everything, make_head(config), config, key)
+    return fresh_params(
+        Backbone(config), touch_everything, make_head(config), config, key
+    )
 
 
 abstract_params = described(init_params)
@@ -111,7 +147,8 @@ abstract_params = described(init_params)
 
 @dataclasses.dataclass(frozen=True)
 class NextStepModel(TwoPartModel):
-    """A NextStep-1 model as pure functions: a `TokenModel` with a cache, for the order row by row."""
+    """A NextStep-1 model as pure functions: a `TokenModel` with a cache, for the order
+    row by row."""
 
     config: NextStepConfig
 
@@ -119,24 +156,34 @@ class NextStepModel(TwoPartModel):
     linear_guidance: ClassVar = "linear-falling"
 
     def finish(self, x: Array) -> Array:
-        """Brings x [..., C] to mean 0 and variance 1 if the model normalises its tokens."""
+        """Brings x [..., C] to mean 0 and variance 1 if the model normalises its
+        tokens."""
         if not self.config.normalise:
             return x
         normalised: Any = LayerNorm(x.dtype, affine=False).apply({}, x)
         return normalised
 
     def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
-        """Maps numbers of prompts [B] to their ids [B, N], with `PADDING` at the left."""
+        """Maps numbers of prompts [B] to their ids [B, N], with `PADDING` at the
+        left."""
         if PROMPTS not in params:
-            raise UserError("the model has no prompts; bind them first (cspd_jax.image.prompts.bind)")
+            raise UserError(
+                "the model has no prompts; bind them first"
+                " (cspd_jax.image.prompts.bind)"
+            )
         return params[PROMPTS][jnp.where(unconditional, self.config.prompts, labels)]
 
-    def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int) -> Array:
+    def context(
+        self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
+    ) -> Array:
         """rows: at most n_known."""
-        return self.context_of_all(full_forward, params, tokens, n_known, class_embedding, rows)
+        return self.context_of_all(
+            full_forward, params, tokens, n_known, class_embedding, rows
+        )
 
     def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
-        """Makes a cache with the prompt in it, but for its last id, which is read with the first token."""
+        """Makes a cache with the prompt in it, but for its last id, which is read with
+        the first token."""
         batch, last = class_embedding.shape[0], class_embedding.shape[1] - 1
         cache = LM(self.config.lm, self.dtype).empty_cache(batch, last + self.seq_len)
         if not last:
@@ -146,9 +193,19 @@ class NextStepModel(TwoPartModel):
         return self._backbone(params, none, class_embedding, elements, cache)[1]
 
     def extend(
-        self, params, cache: Cache, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
+        self,
+        params,
+        cache: Cache,
+        tokens,
+        reveal,
+        n_known,
+        class_embedding,
+        rows,
+        *,
+        bucket: int,
     ) -> tuple[Array, Cache]:
-        """rows: consecutive; the token before the first of them is the newest that is not in the cache."""
+        """rows: consecutive; the token before the first of them is the newest that is
+        not in the cache."""
 
         def forward(module: Backbone):
             elements = class_embedding.shape[1] - 1 + rows

@@ -1,9 +1,11 @@
-"""Products of large matrices with few rows, on a CPU: decoding a token, or it and drafts, is made of these.
+"""Products of large matrices with few rows, on a CPU: decoding a token, or it and
+drafts, is made of these.
 
-A matrix that does not fit in a core's cache is read from memory once for all rows, so two to eight rows
-should not take much longer than one. XLA's product of rows [M, K] with a kernel [K, N] takes two to three
-times as long. It takes half of that if the matrix lies by outputs, [N, K], and comes first, and less if the
-rows lie as they are, [M, K], not turned. Its kernels are made for 8, 16, 32, ... rows: 5 of them take a tenth
+A matrix that does not fit in a core's cache is read from memory once for all rows, so
+two to eight rows should not take much longer than one. XLA's product of rows [M, K]
+with a kernel [K, N] takes two to three times as long. It takes half of that if the
+matrix lies by outputs, [N, K], and comes first, and less if the rows lie as they are,
+[M, K], not turned. Its kernels are made for 8, 16, 32, ... rows: 5 of them take a tenth
 longer than 8, and 28 half as long again as 32, so some numbers are filled up.
 """
 
@@ -19,26 +21,41 @@ import jax.numpy as jnp
 from cspd_jax.networks.quantised import Quantised
 
 Array = jax.Array
-_LARGE = 2**18  # weights: a megabyte in float32; with smaller matrices the other way is faster
+_LARGE = (
+    2**18
+)  # weights: a megabyte in float32; with smaller matrices the other way is faster
 
 
 def by_outputs(params: Any) -> Any:
-    """Returns the parameters with every large kernel [K, N] as [N, K], for modules with `by_outputs` set."""
+    """Returns the parameters with every large kernel [K, N] as [N, K], for modules with
+    `by_outputs` set."""
 
     def one(path, leaf):
-        return jnp.transpose(leaf) if path[-1].key == "kernel" and is_large(leaf.shape) else leaf
+        return (
+            jnp.transpose(leaf)
+            if path[-1].key == "kernel" and is_large(leaf.shape)
+            else leaf
+        )
 
     return jax.tree_util.tree_map_with_path(one, params)
 
 
 def gains_by_outputs(params: Any, dtype: Any) -> bool:
-    """Tells whether they have large kernels, and lie on a CPU in a type that it computes in."""
+    """Tells whether they have large kernels, and lie on a CPU in a type that it
+    computes in."""
     quantised = lambda leaf: isinstance(leaf, Quantised)
     leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=quantised)
-    if not all(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
+    if not all(
+        isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        for _, leaf in leaves
+    ):
         return False
-    on_cpu = {device.platform for _, leaf in leaves for device in leaf.devices()} == {"cpu"}
-    large = any(path[-1].key == "kernel" and is_large(leaf.shape) for path, leaf in leaves)
+    on_cpu = {device.platform for _, leaf in leaves for device in leaf.devices()} == {
+        "cpu"
+    }
+    large = any(
+        path[-1].key == "kernel" and is_large(leaf.shape) for path, leaf in leaves
+    )
     return on_cpu and large and jnp.dtype(dtype).itemsize >= 4
 
 
@@ -47,12 +64,16 @@ def is_large(shape: tuple[int, ...]) -> bool:
 
 
 def product(x: Array, matrix: Array, wide: Any = None) -> Array:
-    """Multiplies x [..., K] by a matrix [N, K], [..., N], in the type `wide` if given."""
+    """Multiplies x [..., K] by a matrix [N, K], [..., N], in the type `wide` if
+    given."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     count = len(rows)
     rows = jnp.pad(rows, ((0, filled_up(count) - count), (0, 0)))
-    found = jax.lax.dot_general(matrix, rows, (((1,), (1,)), ((), ())), preferred_element_type=wide)
-    # Without the barrier XLA merges the transposition into the product and computes it the slow way.
+    found = jax.lax.dot_general(
+        matrix, rows, (((1,), (1,)), ((), ())), preferred_element_type=wide
+    )
+    # Without the barrier XLA merges the transposition into the product and computes it
+    # the slow way.
     found = jax.lax.optimization_barrier(found)
     return found.T[:count].reshape(*x.shape[:-1], len(matrix))
 
@@ -65,8 +86,8 @@ def filled_up(count: int) -> int:
 
 
 class Dense(nn.Module):
-    """Maps x [..., K] to x kernel + bias [..., N]. The kernel is [K, N] or, if it is large and by_outputs is
-    set, [N, K]."""
+    """Maps x [..., K] to x kernel + bias [..., N]. The kernel is [K, N] or, if it is
+    large and by_outputs is set, [N, K]."""
 
     features: int
     use_bias: bool
@@ -78,7 +99,9 @@ class Dense(nn.Module):
     def __call__(self, x: Array) -> Array:
         shape = x.shape[-1], self.features
         turned = self.by_outputs and is_large(shape)
-        kernel = self.param("kernel", self.kernel_init, shape[::-1] if turned else shape, jnp.float32)
+        kernel = self.param(
+            "kernel", self.kernel_init, shape[::-1] if turned else shape, jnp.float32
+        )
         x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
         y = product(x, kernel) if turned else jnp.matmul(x, kernel)
         if self.use_bias:

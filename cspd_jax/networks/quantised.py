@@ -1,12 +1,14 @@
-"""Weights in 8 or 4 bits: a language model's matrices and embeddings as small integers times scales.
+"""Weights in 8 or 4 bits: a language model's matrices and embeddings as small integers
+times scales.
 
-Of a matrix that maps inputs to outputs, every output has scales of its own: one in 8 bits, one for each group
-of inputs in 4. The largest weight of a group becomes the largest integer, so no weight is off by more than
-half a scale. An embedding counts as the matrix to the logits: its inputs are the features. Norms and biases
-stay.
+Of a matrix that maps inputs to outputs, every output has scales of its own: one in 8
+bits, one for each group of inputs in 4. The largest weight of a group becomes the
+largest integer, so no weight is off by more than half a scale. An embedding counts as
+the matrix to the logits: its inputs are the features. Norms and biases stay.
 
-Quantised parameters go wherever parameters do: `LM` expands them as it runs, inside the compiled program, so
-what is kept is small and what is computed is the same in the model's own precision.
+Quantised parameters go wherever parameters do: `LM` expands them as it runs, inside the
+compiled program, so what is kept is small and what is computed is the same in the
+model's own precision.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-_INPUTS = {"kernel": 0, "embedding": 1}  # the axis of the inputs, by the name of the parameter
+_INPUTS = {
+    "kernel": 0,
+    "embedding": 1,
+}  # the axis of the inputs, by the name of the parameter
 
 
 @functools.partial(
@@ -29,10 +34,13 @@ _INPUTS = {"kernel": 0, "embedding": 1}  # the axis of the inputs, by the name o
 )
 @dataclasses.dataclass(frozen=True)
 class Quantised:
-    """A matrix whose axis `axis`, of length `size`, is cut into groups (the last one filled up with zeros).
+    """A matrix whose axis `axis`, of length `size`, is cut into groups (the last one
+    filled up with zeros).
 
-    codes: int8, with [groups, members] in place of the axis; in 4 bits each holds two members, the lower half
-    of it one of the group's first half and the upper half one of the second. scales: float32, members = 1.
+    codes: int8, with [groups, members] in place of the axis; in 4 bits each holds two
+        members, the lower half
+    of it one of the group's first half and the upper half one of the second. scales:
+    float32, members = 1.
     """
 
     codes: Array
@@ -45,22 +53,30 @@ class Quantised:
         """Returns the matrix itself."""
         codes, members = self.codes, self.axis + 1
         if self.bits == 4:
-            codes = jnp.concatenate([(codes << 4) >> 4, codes >> 4], axis=members)  # shifts keep the sign
+            codes = jnp.concatenate(
+                [(codes << 4) >> 4, codes >> 4], axis=members
+            )  # shifts keep the sign
         grouped = (codes.astype(self.scales.dtype) * self.scales).astype(dtype)
         shape = grouped.shape
-        flat = grouped.reshape(*shape[: self.axis], shape[self.axis] * shape[members], *shape[members + 1 :])
+        flat = grouped.reshape(
+            *shape[: self.axis],
+            shape[self.axis] * shape[members],
+            *shape[members + 1 :],
+        )
         return jax.lax.slice_in_dim(flat, 0, self.size, axis=self.axis)
 
 
 def quantise(params: Any, bits: int, group: int = 32) -> Any:
-    """Quantises every matrix and embedding of an `LM` to 8 or 4 bits. group: inputs that share a
-    scale in 4 bits; in 8 bits all inputs do."""
+    """Quantises every matrix and embedding of an `LM` to 8 or 4 bits. group: inputs
+    that share a scale in 4 bits; in 8 bits all inputs do."""
 
     def one(path, leaf):
         axis = _INPUTS.get(path[-1].key)
         if axis is None:
             return leaf
-        return quantise_matrix(leaf, axis, bits, group if bits == 4 else leaf.shape[axis])
+        return quantise_matrix(
+            leaf, axis, bits, group if bits == 4 else leaf.shape[axis]
+        )
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -72,7 +88,9 @@ def quantise_matrix(matrix: Array, axis: int, bits: int, group: int) -> Quantise
     fill[axis] = (0, -size % group)
     filled = jnp.pad(jnp.asarray(matrix, jnp.float32), fill)
     shape = filled.shape
-    grouped = filled.reshape(*shape[:axis], shape[axis] // group, group, *shape[axis + 1 :])
+    grouped = filled.reshape(
+        *shape[:axis], shape[axis] // group, group, *shape[axis + 1 :]
+    )
     scales = jnp.max(jnp.abs(grouped), axis=axis + 1, keepdims=True) / most
     codes = jnp.round(grouped / jnp.where(scales > 0, scales, 1)).astype(jnp.int8)
     if bits == 4:
@@ -84,4 +102,6 @@ def quantise_matrix(matrix: Array, axis: int, bits: int, group: int) -> Quantise
 def expand(params: Any, dtype: Any = jnp.float32) -> Any:
     """Returns the parameters without anything quantised in them."""
     quantised = lambda leaf: isinstance(leaf, Quantised)
-    return jax.tree.map(lambda x: x.expand(dtype) if quantised(x) else x, params, is_leaf=quantised)
+    return jax.tree.map(
+        lambda x: x.expand(dtype) if quantised(x) else x, params, is_leaf=quantised
+    )

@@ -1,4 +1,5 @@
-"""The kinds of image models: for each the class of its configuration, its functions, its parameters."""
+"""The kinds of image models: for each the class of its configuration, its functions,
+its parameters."""
 
 from __future__ import annotations
 
@@ -23,16 +24,25 @@ class ImageKind(NamedTuple):
 
 IMAGE_KINDS = {
     "mar": ImageKind(MARConfig, mar.MARModel, mar.init_params, mar.abstract_params),
-    "sphere": ImageKind(SphereConfig, sphere.SphereModel, sphere.init_params, sphere.abstract_params),
+    "sphere": ImageKind(
+        SphereConfig, sphere.SphereModel, sphere.init_params, sphere.abstract_params
+    ),
     "nextstep": ImageKind(
-        NextStepConfig, nextstep.NextStepModel, nextstep.init_params, nextstep.abstract_params
+        NextStepConfig,
+        nextstep.NextStepModel,
+        nextstep.init_params,
+        nextstep.abstract_params,
     ),
 }
 
 
 def kind_name(config: Any) -> str:
     """Returns the kind that a configuration is of."""
-    return next(name for name, kind in IMAGE_KINDS.items() if isinstance(config, kind.config_class))
+    return next(
+        name
+        for name, kind in IMAGE_KINDS.items()
+        if isinstance(config, kind.config_class)
+    )
 
 
 def kind_of(config: Any) -> ImageKind:

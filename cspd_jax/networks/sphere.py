@@ -1,7 +1,9 @@
-"""SphereAR: a causal transformer over the tokens of an image, with a cache, and a flow head.
+"""SphereAR: a causal transformer over the tokens of an image, with a cache, and a flow
+head.
 
-The sequence is the class, as several tokens, and then the image's tokens row by row. The output at the
-element before a token is what its chain depends on. Positions are rotary, in two dimensions.
+The sequence is the class, as several tokens, and then the image's tokens row by row.
+The output at the element before a token is what its chain depends on. Positions are
+rotary, in two dimensions.
 """
 
 from __future__ import annotations
@@ -29,32 +31,50 @@ class Backbone(nn.Module):
 
     def setup(self):
         c, dtype, normal = self.config, self.dtype, nn.initializers.normal(0.02)
-        self.cls_embedding = nn.Embed(c.num_classes + 1, c.class_tokens * c.width, embedding_init=normal)
+        self.cls_embedding = nn.Embed(
+            c.num_classes + 1, c.class_tokens * c.width, embedding_init=normal
+        )
         self.proj_in = dense(c.width, "proj_in", dtype)
         self.emb_norm = RMSNorm(dtype, name="emb_norm")
-        self.layers = [Block(c.heads, dtype, name=f"layers_{i}") for i in range(c.depth)]
+        self.layers = [
+            Block(c.heads, dtype, name=f"layers_{i}") for i in range(c.depth)
+        ]
         self.norm = RMSNorm(dtype, name="norm")
         self.pos_for_diff = nn.Embed(c.seq_len, c.width, embedding_init=normal)
 
     def embed_class(self, labels: Array, unconditional: Array) -> Array:
-        """Maps labels [B] to [B, K D]; rows where `unconditional` [B] get the embedding of no class."""
-        return self.cls_embedding(jnp.where(unconditional, self.config.num_classes, labels))
+        """Maps labels [B] to [B, K D]; rows where `unconditional` [B] get the embedding
+        of no class."""
+        return self.cls_embedding(
+            jnp.where(unconditional, self.config.num_classes, labels)
+        )
 
     def embed(self, tokens: Array, class_embedding: Array, elements: Array) -> Array:
-        """Embeds the elements [B, Q] of the sequences of tokens [B, L, C]: [B, Q, D]."""
+        """Embeds the elements [B, Q] of the sequences of tokens [B, L, C]: [B, Q,
+        D]."""
         c = self.config
         first = class_embedding.reshape(len(tokens), c.class_tokens, c.width)
         of_class = take_rows(first, jnp.minimum(elements, c.class_tokens - 1))
         of_image = self.proj_in(
-            take_rows(tokens, jnp.maximum(elements - c.class_tokens, 0)).astype(self.dtype)
+            take_rows(tokens, jnp.maximum(elements - c.class_tokens, 0)).astype(
+                self.dtype
+            )
         )
         is_class = (elements < c.class_tokens)[:, :, None]
         return self.emb_norm(jnp.where(is_class, of_class.astype(self.dtype), of_image))
 
-    def __call__(self, tokens: Array, class_embedding: Array, elements: Array, cache: Cache | None) -> tuple:
-        """Returns the outputs [B, Q, D] at elements [B, Q], before the last norm, and the cache with them.
+    def __call__(
+        self,
+        tokens: Array,
+        class_embedding: Array,
+        elements: Array,
+        cache: Cache | None,
+    ) -> tuple:
+        """Returns the outputs [B, Q, D] at elements [B, Q], before the last norm, and
+        the cache with them.
 
-        elements: consecutive, and the same for all. Without a cache they are the first ones.
+        elements: consecutive, and the same for all. Without a cache they are the first
+            ones.
         """
         c = self.config
         table = rotary_2d(c.grid, c.width // c.heads, c.class_tokens)
@@ -68,7 +88,8 @@ class Backbone(nn.Module):
         return x, None if cache is None else Cache(*zip(*slots))
 
     def context(self, x: Array, rows: Array) -> Array:
-        """Maps outputs [B, Q, D] at the elements before tokens `rows` [B, Q] to z [B, Q, D]."""
+        """Maps outputs [B, Q, D] at the elements before tokens `rows` [B, Q] to z [B,
+        Q, D]."""
         return self.norm(x) + self.pos_for_diff(rows).astype(self.dtype)
 
 
@@ -78,9 +99,14 @@ def make_head(config: SphereConfig, dtype=jnp.float32) -> FlowHead:
 
 
 def full_forward(
-    config: SphereConfig, params, tokens: Array, class_embedding: Array, dtype=jnp.float32
+    config: SphereConfig,
+    params,
+    tokens: Array,
+    class_embedding: Array,
+    dtype=jnp.float32,
 ) -> Array:
-    """Returns z [B, L, D] of all tokens [B, L, C] of whole images, each from those before it, as in training.
+    """Returns z [B, L, D] of all tokens [B, L, C] of whole images, each from those
+    before it, as in training.
 
     params: the backbone's.
     """
@@ -88,7 +114,10 @@ def full_forward(
     def counted(count: int) -> Array:
         return jnp.broadcast_to(jnp.arange(count), (len(tokens), count))
 
-    elements, rows = counted(config.class_tokens + config.seq_len - 1), counted(config.seq_len)
+    elements, rows = (
+        counted(config.class_tokens + config.seq_len - 1),
+        counted(config.seq_len),
+    )
 
     def forward(module: Backbone):
         x, _ = module(tokens, class_embedding, elements, None)
@@ -107,7 +136,9 @@ def init_params(config: SphereConfig, key: Array) -> dict:
         x, _ = module(tokens, embedding, start, None)
         return module.context(x, start)
 
-    return fresh_params(Backbone(config), touch_everything, make_head(config), config, key)
+    return fresh_params(
+        Backbone(config), touch_everything, make_head(config), config, key
+    )
 
 
 abstract_params = described(init_params)
@@ -115,7 +146,8 @@ abstract_params = described(init_params)
 
 @dataclasses.dataclass(frozen=True)
 class SphereModel(TwoPartModel):
-    """A SphereAR model as pure functions: a `TokenModel` with a cache, for the order row by row."""
+    """A SphereAR model as pure functions: a `TokenModel` with a cache, for the order
+    row by row."""
 
     config: SphereConfig
 
@@ -129,27 +161,49 @@ class SphereModel(TwoPartModel):
         length = jnp.linalg.norm(x, axis=-1, keepdims=True)
         return x * (self.config.token_dim**0.5 / jnp.maximum(length, 1e-7))
 
-    def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int) -> Array:
+    def context(
+        self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
+    ) -> Array:
         """rows: at most n_known."""
-        return self.context_of_all(full_forward, params, tokens, n_known, class_embedding, rows)
+        return self.context_of_all(
+            full_forward, params, tokens, n_known, class_embedding, rows
+        )
 
     def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
         """Makes a cache with the class in it."""
         c = self.config
         shape = (len(reveal), c.heads, c.class_tokens + c.seq_len, c.width // c.heads)
-        empty = Cache(*(tuple(jnp.zeros(shape, self.dtype) for _ in range(c.depth)) for _ in range(2)))
-        elements = jnp.broadcast_to(jnp.arange(c.class_tokens), (len(reveal), c.class_tokens))
+        empty = Cache(
+            *(
+                tuple(jnp.zeros(shape, self.dtype) for _ in range(c.depth))
+                for _ in range(2)
+            )
+        )
+        elements = jnp.broadcast_to(
+            jnp.arange(c.class_tokens), (len(reveal), c.class_tokens)
+        )
         none = jnp.zeros((len(reveal), 1, c.token_dim), self.dtype)
         return self._backbone(params, none, class_embedding, elements, empty)[1]
 
     def extend(
-        self, params, cache: Cache, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
+        self,
+        params,
+        cache: Cache,
+        tokens,
+        reveal,
+        n_known,
+        class_embedding,
+        rows,
+        *,
+        bucket: int,
     ) -> tuple[Array, Cache]:
-        """rows: consecutive, and the same for all images; the token before the first of them is the newest
-        that is not in the cache."""
+        """rows: consecutive, and the same for all images; the token before the first of
+        them is the newest that is not in the cache."""
 
         def forward(module: Backbone):
-            x, after = module(tokens, class_embedding, self.config.class_tokens - 1 + rows, cache)
+            x, after = module(
+                tokens, class_embedding, self.config.class_tokens - 1 + rows, cache
+            )
             return module.context(x, rows), after
 
         return nn.apply(forward, self.backbone)({"params": params["backbone"]})

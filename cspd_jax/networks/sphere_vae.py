@@ -1,7 +1,9 @@
-"""The S-VAE of SphereAR: images [N, H, W, 3] <-> tokens [N, L, 16] on a sphere, one for each 16x16 patch.
+"""The S-VAE of SphereAR: images [N, H, W, 3] <-> tokens [N, L, 16] on a sphere, one for
+each 16x16 patch.
 
-Convolutions and products run in `dtype`, normalisation and softmax in at least float32. Convolutions have no
-bias. Submodule names follow the PyTorch checkpoint with dots turned into underscores.
+Convolutions and products run in `dtype`, normalisation and softmax in at least float32.
+Convolutions have no bias. Submodule names follow the PyTorch checkpoint with dots
+turned into underscores.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _SAME = 1e-6  # 1-norm of mu - e1 below which nothing is reflected
 
 
 class Posterior(NamedTuple):
-    """The power spherical distribution of each token, p(x) ~ (1 + mu . x)^kappa (De Cao and Aziz, 2020).
+    """The power spherical distribution of each token, p(x) ~ (1 + mu . x)^kappa (De Cao
+    and Aziz, 2020).
 
     mu: [N, L, latent_dim], directions, on the unit sphere.
     kappa: [N, L], concentrations, at least 1.
@@ -36,16 +39,26 @@ class Posterior(NamedTuple):
 
 
 def conv(features: int, size: int, name: str, dtype, stride: int = 1) -> nn.Conv:
-    """Makes a convolution that keeps height and width, or divides them by the stride."""
+    """Makes a convolution that keeps height and width, or divides them by the
+    stride."""
     padding = (size - stride + 1) // 2
-    return nn.Conv(features, (size, size), stride, padding, use_bias=False, dtype=dtype, name=name)
+    return nn.Conv(
+        features, (size, size), stride, padding, use_bias=False, dtype=dtype, name=name
+    )
 
 
 def doubling(features: int, size: int, name: str, dtype) -> nn.ConvTranspose:
     """Makes a transposed convolution that doubles height and width."""
     padding = [(size // 2, size // 2)] * 2
     return nn.ConvTranspose(
-        features, (size, size), (2, 2), padding, use_bias=False, transpose_kernel=True, dtype=dtype, name=name
+        features,
+        (size, size),
+        (2, 2),
+        padding,
+        use_bias=False,
+        transpose_kernel=True,
+        dtype=dtype,
+        name=name,
     )
 
 
@@ -54,35 +67,50 @@ def _normalised(x: Array, name: str, dtype) -> Array:
 
 
 class Halve(nn.Module):
-    """[N, 2h, 2w, Cin] -> [N, h, w, features]: two normalised convolutions beside a shortcut."""
+    """[N, 2h, 2w, Cin] -> [N, h, w, features]: two normalised convolutions beside a
+    shortcut."""
 
     features: int
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        h = conv(self.features, 3, "block_2", self.dtype, 2)(_normalised(x, "block_0", self.dtype))
-        h = conv(self.features, 3, "block_5", self.dtype)(_normalised(h, "block_3", self.dtype))
+        h = conv(self.features, 3, "block_2", self.dtype, 2)(
+            _normalised(x, "block_0", self.dtype)
+        )
+        h = conv(self.features, 3, "block_5", self.dtype)(
+            _normalised(h, "block_3", self.dtype)
+        )
         return conv(self.features, 2, "shortcut", self.dtype, 2)(x) + h
 
 
 class Double(nn.Module):
-    """[N, h, w, Cin] -> [N, 2h, 2w, features]: the reverse of `Halve`, and two more convolutions."""
+    """[N, h, w, Cin] -> [N, 2h, 2w, features]: the reverse of `Halve`, and two more
+    convolutions."""
 
     features: int
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        h = doubling(self.features, 4, "block_2", self.dtype)(_normalised(x, "block_0", self.dtype))
-        h = conv(self.features, 3, "block_5", self.dtype)(_normalised(h, "block_3", self.dtype))
+        h = doubling(self.features, 4, "block_2", self.dtype)(
+            _normalised(x, "block_0", self.dtype)
+        )
+        h = conv(self.features, 3, "block_5", self.dtype)(
+            _normalised(h, "block_3", self.dtype)
+        )
         x = doubling(self.features, 2, "shortcut", self.dtype)(x) + h
-        h = conv(self.features, 3, "block2_2", self.dtype)(_normalised(x, "block2_0", self.dtype))
-        return x + conv(self.features, 3, "block2_5", self.dtype)(_normalised(h, "block2_3", self.dtype))
+        h = conv(self.features, 3, "block2_2", self.dtype)(
+            _normalised(x, "block2_0", self.dtype)
+        )
+        return x + conv(self.features, 3, "block2_5", self.dtype)(
+            _normalised(h, "block2_3", self.dtype)
+        )
 
 
 def _transformed(x: Array, registers: Array, depth: int, heads: int, dtype) -> Array:
-    """Maps [N, g, g, D] to [N, g^2, D] by blocks over the registers [R, D] and the tokens."""
+    """Maps [N, g, g, D] to [N, g^2, D] by blocks over the registers [R, D] and the
+    tokens."""
     n, grid, _, width = x.shape
     first = jnp.broadcast_to(registers.astype(x.dtype), (n, *registers.shape))
     tokens = jnp.concatenate([first, x.reshape(n, grid * grid, width)], axis=1)
@@ -104,7 +132,9 @@ class Encoder(nn.Module):
         x = conv(c.channels[0], 3, "conv_in", dtype)(x)
         for i, features in enumerate(c.channels[1:]):
             x = Halve(features, dtype, name=f"patchify_{i}")(x)
-        registers = self.param("register_token", nn.initializers.normal(0.02), (c.registers, c.width))
+        registers = self.param(
+            "register_token", nn.initializers.normal(0.02), (c.registers, c.width)
+        )
         x = _transformed(x, registers, c.encoder_depth, c.heads, dtype)
         return linear(c.width, "output", dtype)(RMSNorm(dtype, name="norm")(x))
 
@@ -121,11 +151,17 @@ class Decoder(nn.Module):
         n, length, width = x.shape
         grid = math.isqrt(length)
         x = conv(width, 3, "conv_in", dtype)(x.reshape(n, grid, grid, width))
-        registers = self.param("register_token", nn.initializers.normal(0.02), (c.registers, c.width))
-        x = _transformed(x, registers, c.decoder_depth, c.heads, dtype).reshape(n, grid, grid, width)
+        registers = self.param(
+            "register_token", nn.initializers.normal(0.02), (c.registers, c.width)
+        )
+        x = _transformed(x, registers, c.decoder_depth, c.heads, dtype).reshape(
+            n, grid, grid, width
+        )
         for i, features in enumerate(reversed(c.channels[:-1])):
             x = Double(features, dtype, name=f"unpatchify_{i}")(x)
-        return conv(c.image_channels, 3, "conv_out_2", dtype)(_normalised(x, "conv_out_0", dtype))
+        return conv(c.image_channels, 3, "conv_out_2", dtype)(
+            _normalised(x, "conv_out_0", dtype)
+        )
 
 
 class SphereVAE(nn.Module):
@@ -136,11 +172,14 @@ class SphereVAE(nn.Module):
         c = self.config
         self.encoder = Encoder(c, self.dtype)
         self.decoder = Decoder(c, self.dtype)
-        self.quant_proj = nn.Dense(c.latent_dim + 1, dtype=self.dtype, name="quant_proj")
+        self.quant_proj = nn.Dense(
+            c.latent_dim + 1, dtype=self.dtype, name="quant_proj"
+        )
         self.post_quant_proj = linear(c.width, "post_quant_proj", self.dtype)
 
     def moments(self, images: Array) -> Array:
-        """Maps images [N, H, W, 3] in [-1, 1] to [N, L, latent_dim + 1]: mu and kappa, unconstrained."""
+        """Maps images [N, H, W, 3] in [-1, 1] to [N, L, latent_dim + 1]: mu and kappa,
+        unconstrained."""
         return self.quant_proj(self.encoder(images.astype(self.dtype)))
 
     def decode(self, tokens: Array) -> Array:
@@ -159,18 +198,28 @@ def posterior(moments: Array) -> Posterior:
     return Posterior(mu / jnp.maximum(length, _LEAST_NORM), kappa)
 
 
-def encode(config: SphereVAEConfig, params, images: Array, dtype=jnp.float32) -> Posterior:
-    """Maps images [N, S, S, 3] in [-1, 1] to the distribution of tokens; S is a multiple of the stride."""
-    moments: Any = SphereVAE(config, dtype).apply({"params": params}, images, method="moments")
+def encode(
+    config: SphereVAEConfig, params, images: Array, dtype=jnp.float32
+) -> Posterior:
+    """Maps images [N, S, S, 3] in [-1, 1] to the distribution of tokens; S is a
+    multiple of the stride."""
+    moments: Any = SphereVAE(config, dtype).apply(
+        {"params": params}, images, method="moments"
+    )
     return posterior(moments)
 
 
 def sample(
-    posterior: Posterior, *, key: Array | None = None, draws: tuple[Array, Array] | None = None
+    posterior: Posterior,
+    *,
+    key: Array | None = None,
+    draws: tuple[Array, Array] | None = None,
 ) -> Array:
-    """Makes tokens [..., m] on the sphere of radius sqrt(m), of fresh draws (`key`) or of those given.
+    """Makes tokens [..., m] on the sphere of radius sqrt(m), of fresh draws (`key`) or
+    of those given.
 
-    draws: [...], of Beta(kappa + (m - 1) / 2, (m - 1) / 2), and normal ones [..., m - 1], of which only the
+    draws: [...], of Beta(kappa + (m - 1) / 2, (m - 1) / 2), and normal ones [..., m -
+        1], of which only the
     direction counts.
     """
     mu, kappa = posterior
@@ -183,7 +232,9 @@ def sample(
     assert draws is not None
     first, noise = 2 * draws[0][..., None] - 1, draws[1]
     tangent = noise / jnp.linalg.norm(noise, axis=-1, keepdims=True)
-    y = jnp.concatenate([first, jnp.sqrt(jnp.maximum(1 - first * first, 0)) * tangent], axis=-1)
+    y = jnp.concatenate(
+        [first, jnp.sqrt(jnp.maximum(1 - first * first, 0)) * tangent], axis=-1
+    )
     return math.sqrt(mu.shape[-1]) * _turn(y, mu)
 
 
@@ -197,9 +248,11 @@ def _turn(y: Array, mu: Array) -> Array:
 
 
 def decode(config: SphereVAEConfig, params, tokens: Array, dtype=jnp.float32) -> Array:
-    """Maps tokens [N, L, latent_dim] on the sphere of radius sqrt(latent_dim), of a square grid, to images
-    [N, S, S, 3] in about [-1, 1], at least float32."""
-    images: Any = SphereVAE(config, dtype).apply({"params": params}, tokens, method="decode")
+    """Maps tokens [N, L, latent_dim] on the sphere of radius sqrt(latent_dim), of a
+    square grid, to images [N, S, S, 3] in about [-1, 1], at least float32."""
+    images: Any = SphereVAE(config, dtype).apply(
+        {"params": params}, tokens, method="decode"
+    )
     return at_least_float32(images)
 
 
@@ -208,8 +261,17 @@ def kl_divergence(posterior: Posterior) -> Array:
     kappa, dim = posterior.kappa, posterior.mu.shape[-1]
     beta = (dim - 1) / 2
     alpha = kappa + beta
-    constant = math.lgamma(beta) - math.lgamma(dim / 2) + (2 - dim) * math.log(2) + math.log(math.pi) / 2
-    return kappa * (digamma(alpha) - digamma(alpha + beta)) - betaln(alpha, beta) + constant
+    constant = (
+        math.lgamma(beta)
+        - math.lgamma(dim / 2)
+        + (2 - dim) * math.log(2)
+        + math.log(math.pi) / 2
+    )
+    return (
+        kappa * (digamma(alpha) - digamma(alpha + beta))
+        - betaln(alpha, beta)
+        + constant
+    )
 
 
 def init_params(config: SphereVAEConfig, key: Array) -> dict:

@@ -1,4 +1,5 @@
-"""What all image models are: a backbone that reads tokens and a head that denoises one, as pure functions."""
+"""What all image models are: a backbone that reads tokens and a head that denoises one,
+as pure functions."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ from cspd_jax.networks.layers import take_rows
 Array = jax.Array
 
 
-def fresh_params(backbone: nn.Module, read: Callable, head: nn.Module, config: Any, key: Array) -> dict:
-    """Makes parameters {"backbone": ..., "head": ...}. read: a method that touches all of the backbone."""
+def fresh_params(
+    backbone: nn.Module, read: Callable, head: nn.Module, config: Any, key: Array
+) -> dict:
+    """Makes parameters {"backbone": ..., "head": ...}. read: a method that touches all
+    of the backbone."""
     backbone_key, head_key = jax.random.split(key)
     x, z = jnp.zeros((1, config.token_dim)), jnp.zeros((1, config.context_width))
     return {
@@ -27,7 +31,8 @@ def fresh_params(backbone: nn.Module, read: Callable, head: nn.Module, config: A
 
 @dataclasses.dataclass(frozen=True)
 class TwoPartModel:
-    """Parameters {"backbone": ..., "head": ...} in, arrays out; for what, see `image.protocol.TokenModel`.
+    """Parameters {"backbone": ..., "head": ...} in, arrays out; for what, see
+    `image.protocol.TokenModel`.
 
     It is hashable and holds no arrays, so it is a static argument of jitted functions.
 
@@ -63,15 +68,22 @@ class TwoPartModel:
     def denoise(self, params, x: Array, modulations) -> Array:
         return self._head(params, x, modulations, method="denoise")
 
-    def context_of_all(self, full_forward, params, tokens, n_known, class_embedding, rows) -> Array:
-        """Returns z of `rows` of a causal model, to which nothing after n_known is known."""
+    def context_of_all(
+        self, full_forward, params, tokens, n_known, class_embedding, rows
+    ) -> Array:
+        """Returns z of `rows` of a causal model, to which nothing after n_known is
+        known."""
         known = (jnp.arange(self.seq_len) < n_known[:, None])[:, :, None]
         tokens = jnp.where(known, tokens, 0)
-        z = full_forward(self.config, params["backbone"], tokens, class_embedding, self.dtype)
+        z = full_forward(
+            self.config, params["backbone"], tokens, class_embedding, self.dtype
+        )
         return take_rows(z, rows)
 
     def _backbone(self, params, *args, **kwargs):
         return self.backbone.apply({"params": params["backbone"]}, *args, **kwargs)
 
     def _head(self, params, *args, **kwargs):
-        return self.parts[1](self.config, self.dtype).apply({"params": params["head"]}, *args, **kwargs)
+        return self.parts[1](self.config, self.dtype).apply(
+            {"params": params["head"]}, *args, **kwargs
+        )

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_OWN = "@software{cspd_jax,\n  author = {{The cspd_jax authors}},\n  title = {cspd_jax},\n}"
+_OWN = (
+    "@software{cspd_jax,\n  author = {{The cspd_jax authors}},\n  title ="
+    " {cspd_jax},\n}"
+)
 _OF_CLASS = {
     "image.chain.ChainSpeculation": "block",
     "image.lossy.Annealing": "disa",
@@ -35,8 +38,11 @@ _OF_VALUE = {  # of a field of a configuration or of options
 
 
 def citation(*used: Any) -> str:
-    """Returns BibTeX of this library and of what is used: models, methods, options, in any order."""
-    works = json.loads(Path(__file__).with_name("works.json").read_text(encoding="utf-8"))
+    """Returns BibTeX of this library and of what is used: models, methods, options, in
+    any order."""
+    works = json.loads(
+        Path(__file__).with_name("works.json").read_text(encoding="utf-8")
+    )
     keys = sorted({key for one in used for key in _keys(one)})
     return "\n\n".join([_OWN, *(_article(key, *works[key]) for key in keys)])
 
@@ -46,7 +52,9 @@ def _keys(used: Any) -> Iterator[str]:
     if place in _OF_CLASS:
         yield _OF_CLASS[place]
     if dataclasses.is_dataclass(used):
-        of = {field.name: getattr(used, field.name) for field in dataclasses.fields(used)}
+        of = {
+            field.name: getattr(used, field.name) for field in dataclasses.fields(used)
+        }
     else:
         of = used._asdict() if hasattr(used, "_asdict") else {}
     for name, value in of.items():
@@ -57,6 +65,18 @@ def _keys(used: Any) -> Iterator[str]:
 
 def _article(key: str, author: str, title: str, arxiv: str) -> str:
     year = f"20{arxiv[:2]}"
-    fields = {"author": author, "title": title, "year": year, "eprint": arxiv, "archiveprefix": "arXiv"}
+    fields = {
+        "author": author,
+        "title": title,
+        "year": year,
+        "eprint": arxiv,
+        "archiveprefix": "arXiv",
+    }
     name = f"{author.partition(',')[0].lower()}{year}{key}"
-    return "\n".join([f"@article{{{name},", *(f"  {k} = {{{told}}}," for k, told in fields.items()), "}"])
+    return "\n".join(
+        [
+            f"@article{{{name},",
+            *(f"  {k} = {{{told}}}," for k, told in fields.items()),
+            "}",
+        ]
+    )

@@ -13,11 +13,16 @@ _GAP = 6
 _TEXT, _LETTER = 14, 6  # height of a caption, and about the width of a letter
 _INK = (40, 40, 40)
 _MAPS = 11  # images of which each has a map
-_LIGHT, _DARK = np.array([214, 226, 240]), np.array([27, 58, 102])  # nothing accepted, all accepted
+_LIGHT, _DARK = (
+    np.array([214, 226, 240]),
+    np.array([27, 58, 102]),
+)  # nothing accepted, all accepted
 
 
 def picture(
-    images: np.ndarray, labels: Sequence[str | int] | None = None, columns: int | None = None
+    images: np.ndarray,
+    labels: Sequence[str | int] | None = None,
+    columns: int | None = None,
 ) -> Image.Image:
     """Draws a grid of images [N, H, W, 1 or 3] uint8, each above its label.
 
@@ -27,8 +32,13 @@ def picture(
     count, height, width, _ = images.shape
     columns = min(columns or math.ceil(math.sqrt(count)), count)
     zoom = max(1, round(_CELL / max(height, width)))
-    step_x, step_y = width * zoom + _GAP, height * zoom + _GAP + (0 if labels is None else _TEXT)
-    page = Image.new("RGB", (columns * step_x + _GAP, -(-count // columns) * step_y + _GAP), "white")
+    step_x, step_y = (
+        width * zoom + _GAP,
+        height * zoom + _GAP + (0 if labels is None else _TEXT),
+    )
+    page = Image.new(
+        "RGB", (columns * step_x + _GAP, -(-count // columns) * step_y + _GAP), "white"
+    )
     draw = ImageDraw.Draw(page)
     for i, image in enumerate(np.broadcast_to(images, (*images.shape[:3], 3))):
         x, y = _GAP + i % columns * step_x, _GAP + i // columns * step_y
@@ -36,13 +46,23 @@ def picture(
         page.paste(Image.fromarray(large), (x, y))
         if labels is not None:
             text = str(labels[i])[: width * zoom // _LETTER]
-            draw.text((x + width * zoom / 2, y + height * zoom + 1), text, fill=_INK, anchor="ma")
+            draw.text(
+                (x + width * zoom / 2, y + height * zoom + 1),
+                text,
+                fill=_INK,
+                anchor="ma",
+            )
     return page
 
 
-def titled(pages: Sequence[tuple[str, Image.Image]], across: bool = False) -> Image.Image:
+def titled(
+    pages: Sequence[tuple[str, Image.Image]], across: bool = False
+) -> Image.Image:
     """Puts pages, each (title, page), one below the other, or side by side."""
-    wide, high = [page.width for _, page in pages], [page.height + _TEXT + _GAP for _, page in pages]
+    wide, high = (
+        [page.width for _, page in pages],
+        [page.height + _TEXT + _GAP for _, page in pages],
+    )
     size = (sum(wide), max(high)) if across else (max(wide), sum(high))
     whole = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(whole)
@@ -53,10 +73,14 @@ def titled(pages: Sequence[tuple[str, Image.Image]], across: bool = False) -> Im
     return whole
 
 
-def acceptance_maps(tested: np.ndarray, accepted: np.ndarray, captions: Sequence[str]) -> Image.Image:
-    """Draws the accepted drafts on the token grid: the share over all images, then single images.
+def acceptance_maps(
+    tested: np.ndarray, accepted: np.ndarray, captions: Sequence[str]
+) -> Image.Image:
+    """Draws the accepted drafts on the token grid: the share over all images, then
+    single images.
 
-    tested, accepted: [N, L] bool, tokens in row-major order. A token that was never a tested draft (it came
+    tested, accepted: [N, L] bool, tokens in row-major order. A token that was never a
+        tested draft (it came
     from the target) is white.
     captions: of the images, of which some are shown.
     """
@@ -65,6 +89,8 @@ def acceptance_maps(tested: np.ndarray, accepted: np.ndarray, captions: Sequence
     shape = (side, side) if side * side == length else (1, length)
     with np.errstate(invalid="ignore"):
         mean = accepted.sum(0) / tested.sum(0)
-    shares = np.concatenate([mean[None], np.where(tested, accepted, np.nan)[:_MAPS]]).reshape(-1, *shape, 1)
+    shares = np.concatenate(
+        [mean[None], np.where(tested, accepted, np.nan)[:_MAPS]]
+    ).reshape(-1, *shape, 1)
     colours = np.where(np.isnan(shares), 255, _LIGHT + shares * (_DARK - _LIGHT))
     return picture(colours.astype(np.uint8), ["all images", *captions[:_MAPS]])

@@ -1,4 +1,5 @@
-"""What a run was, what it cost and whether it is exact, as JSON: the same for all families."""
+"""What a run was, what it cost and whether it is exact, as JSON: the same for all
+families."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from cspd_jax._utils.compilation import has_device_loops
 from cspd_jax.info import Calls, Info
 
 
-def make_report(model: Any, info: Info, options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def make_report(
+    model: Any, info: Info, options: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
     """Returns the content of `report.json`.
 
     options: as they were run.
@@ -33,7 +36,9 @@ def make_report(model: Any, info: Info, options: Mapping[str, Any], **more: Any)
         "tested": int(np.sum(info.tested)),
         "accepted": int(np.sum(info.accepted)),
         "acceptance": info.acceptance,
-        "acceptance_by_distance": rates(np.sum(info.accepted, axis=0), np.sum(info.tested, axis=0)),
+        "acceptance_by_distance": rates(
+            np.sum(info.accepted, axis=0), np.sum(info.tested, axis=0)
+        ),
         "truncated": int(np.sum(info.truncated)),
         "calls": calls(info.calls),
         "options": options,
@@ -44,10 +49,13 @@ def make_report(model: Any, info: Info, options: Mapping[str, Any], **more: Any)
 
 
 def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
-    """Returns what the first of some ways gained beside the last, the reference; all have their seconds."""
+    """Returns what the first of some ways gained beside the last, the reference; all
+    have their seconds."""
     (name, own), *_, (_, reference) = infos.items()
-    calls = [of.calls["target"].sequential if "target" in of.calls else of.sequential
-             for of in (own, reference)]  # fmt: skip
+    calls = [
+        of.calls["target"].sequential if "target" in of.calls else of.sequential
+        for of in (own, reference)
+    ]
     return {
         "way": name,
         "seconds": {way: info.seconds for way, info in infos.items()},
@@ -59,21 +67,35 @@ def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
 def in_words(beside: Mapping[str, Any]) -> str:
     """Says what `beside` found."""
     calls, faster = beside["fewer_sequential_calls"], beside["faster"]
-    speed = f"{faster:.1f} times faster" if faster >= 1 else f"{1 / faster:.1f} times slower"
-    return f"{calls:.1f} times fewer calls of the target one after the other, {speed} here"
+    speed = (
+        f"{faster:.1f} times faster"
+        if faster >= 1
+        else f"{1 / faster:.1f} times slower"
+    )
+    return (
+        f"{calls:.1f} times fewer calls of the target one after the other, {speed} here"
+    )
 
 
 def cost(info: Info) -> str:
     """Says in one line what a run took, and whether it is exact."""
     lossless, why = info.exactness
-    calls = f"{info.sequential} network calls one after the other in {info.seconds:.2f} s"
-    accepted = "" if info.acceptance is None else f", {info.acceptance:.0%} of the drafts accepted"
+    calls = (
+        f"{info.sequential} network calls one after the other in {info.seconds:.2f} s"
+    )
+    accepted = (
+        ""
+        if info.acceptance is None
+        else f", {info.acceptance:.0%} of the drafts accepted"
+    )
     return f"{calls}{accepted}, {'exact' if lossless else f'lossy: {why}'}"
 
 
 def calls(made: Mapping[str, Calls]) -> dict[str, dict[str, int]]:
     """Returns calls one after the other, and rows in them, of each network."""
-    return {name: {k: int(n) for k, n in of._asdict().items()} for name, of in made.items()}
+    return {
+        name: {k: int(n) for k, n in of._asdict().items()} for name, of in made.items()
+    }
 
 
 def rates(accepted: Any, tested: Any) -> list[float | None]:
@@ -88,7 +110,10 @@ def identity(model: Any) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Says what ran."""
-    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")}
+    found = {
+        name: importlib.metadata.version(name)
+        for name in ("jax", "jaxlib", "flax", "numpy")
+    }
     return {"cspd_jax": __version__, "python": platform.python_version(), **found}
 
 
@@ -96,6 +121,8 @@ def device() -> dict[str, Any]:
     """Says where it ran."""
     first = jax.devices()[0]
     return {
-        "platform": first.platform, "kind": first.device_kind, "count": jax.device_count(),
+        "platform": first.platform,
+        "kind": first.device_kind,
+        "count": jax.device_count(),
         "device_loops": has_device_loops(),
-    }  # fmt: skip
+    }

@@ -1,18 +1,29 @@
-"""Exact speculative decoding of causal language models, for batches of rows that advance independently.
+"""Exact speculative decoding of causal language models, for batches of rows that
+advance independently.
 
-`generate` continues prompts, plainly or with a drafter, and `stream` does so round by round; `fastest`
-measures whether drafting pays here. All of them take (key, model, prompts, drafter, options):
+`generate` continues prompts, plainly or with a drafter, and `stream` does so round by
+round; `fastest` measures whether drafting pays here. All of them take (key, model,
+prompts, drafter, options):
 
-    tokens, info = text.generate(None, target, prompts, draft, text.Options(gamma=3, max_new_tokens=64))
+    tokens, info = text.generate(None, target, prompts, draft, text.Options(gamma=3,
+    max_new_tokens=64))
 
-A drafter is any object with the two functions of `Drafter`. A round is made of pure functions that can be
-combined in other ways: `generation.prepare` makes the `Inputs` of `rounds`, `rounds.begin` the first state,
-and `draft_step`, `verify_step` and `commit` are the steps of `rounds.run_round`.
+A drafter is any object with the two functions of `Drafter`. A round is made of pure
+functions that can be combined in other ways: `generation.prepare` makes the `Inputs` of
+`rounds`, `rounds.begin` the first state, and `draft_step`, `verify_step` and `commit`
+are the steps of `rounds.run_round`.
 """
 
 from cspd_jax.language_models import LanguageModel, Prompts, pad_prompts
 from cspd_jax.sampling import NO_TOKEN
-from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, ModelDrafter, PromptLookup
+from cspd_jax.text.drafters import (
+    Drafter,
+    Drafting,
+    DraftRequest,
+    Drafts,
+    ModelDrafter,
+    PromptLookup,
+)
 from cspd_jax.text.generation import Request, Trace, fastest, generate, stream
 from cspd_jax.text.options import Options
 from cspd_jax.text.rounds import ACCEPTED, BONUS, CORRECTED, NONE, PLAIN

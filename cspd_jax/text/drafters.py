@@ -1,5 +1,6 @@
-"""What proposes tokens for the target to verify: a smaller model, or copies from the text itself; heads are
-in `states`, trees in `trees`. Any hashable object with the two functions of `Drafter` will do."""
+"""What proposes tokens for the target to verify: a smaller model, or copies from the
+text itself; heads are in `states`, trees in `trees`. Any hashable object with the two
+functions of `Drafter` will do."""
 
 from __future__ import annotations
 
@@ -26,13 +27,14 @@ class DraftRequest(NamedTuple):
     keys: [B] to be folded with a draft's position for its noise; None when greedy.
     sampling: how to draw.
     stop_ids: [S] nothing needs to be drafted after one of these.
-    confidence: [] nothing more is drafted where the drafter gives no token as much as this; None is the
-        drafter's own way.
+    confidence: [] nothing more is drafted where the drafter gives no token as much as
+        this; None is the drafter's own way.
     max_gamma: static bound G on count.
     num_ids: static size of the target's distributions.
-    needs_log_q: static; whether the rule uses the distributions that the drafts were drawn from.
-    states: [B, max_len, S D] what entered layers of the target at each token but the last; None unless the
-        drafter reads them.
+    needs_log_q: static; whether the rule uses the distributions that the drafts were
+        drawn from.
+    states: [B, max_len, S D] what entered layers of the target at each token but the
+        last; None unless the drafter reads them.
     """
 
     tokens: Array
@@ -53,14 +55,16 @@ class Drafts(NamedTuple):
 
     tokens: [B, G] of which the first `count` are drafts.
     count: [B] drafts of each row.
-    log_q: [B, G, num_ids] the distribution that each was drawn from, given those before it. None means that
-        each is certain given those before it, or that the distributions were not needed.
+    log_q: [B, G, num_ids] the distribution that each was drawn from, given those before
+        it. None means that each is certain given those before it, or that the
+        distributions were not needed.
     passes: [] passes of the drafting network, one after the other.
     rows: [] tokens in those passes.
 
-    Whether a row stops drafting may depend on the drafts so far, and on the distribution that the next one
-    would be drawn from. Every token that was drawn must be handed over, though: holding one back because of
-    what it is would bias the output.
+    Whether a row stops drafting may depend on the drafts so far, and on the
+    distribution that the next one would be drawn from. Every token that was drawn must
+    be handed over, though: holding one back because of what it is would bias the
+    output.
     """
 
     tokens: Array
@@ -73,16 +77,20 @@ class Drafts(NamedTuple):
 class Drafter(Protocol):
     """Pure functions of explicit parameters and of a state, which may be any pytree.
 
-    One that reads the target's states has `entering`, the layers that they enter, and in place of `begin` a
-    function begin_with(params, prompts, max_len, states), of states [B, max_len, S D] of the prompts' tokens
-    but their last.
+    One that reads the target's states has `entering`, the layers that they enter, and
+    in place of `begin` a function begin_with(params, prompts, max_len, states), of
+    states [B, max_len, S D] of the prompts' tokens but their last.
     """
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
-        """Returns the state before the first round, for texts of up to max_len tokens."""
+        """Returns the state before the first round, for texts of up to max_len
+        tokens."""
 
-    def draft(self, params: Any, state: Any, request: DraftRequest) -> tuple[Drafts, Any]:
-        """Returns drafts and the next state. A row's drafts must depend on that row alone."""
+    def draft(
+        self, params: Any, state: Any, request: DraftRequest
+    ) -> tuple[Drafts, Any]:
+        """Returns drafts and the next state. A row's drafts must depend on that row
+        alone."""
 
 
 def entering_of(drafter: Any) -> tuple[int, ...]:
@@ -105,7 +113,8 @@ DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `generate`
 
 
 def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
-    """Returns (drafter, params): a model or a pair (network, params) becomes a `ModelDrafter`."""
+    """Returns (drafter, params): a model or a pair (network, params) becomes a
+    `ModelDrafter`."""
     if drafter is None:
         return None, None
     begins = hasattr(drafter, "begin") or hasattr(drafter, "begin_with")
@@ -114,16 +123,26 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
     if not isinstance(drafter, Drafting):
         network, params = bound(cast(Model, drafter))
         drafter = Drafting(ModelDrafter(network), params)
-    network = getattr(drafter.drafter, "network", None)  # of one that draws from a model
+    network = getattr(
+        drafter.drafter, "network", None
+    )  # of one that draws from a model
     if network is not None and not network.config.causal:
-        raise UserError("the draft model is not causal; a causal target needs a causal draft")
+        raise UserError(
+            "the draft model is not causal; a causal target needs a causal draft"
+        )
     return drafter.drafter, drafter.params
 
 
 def no_drafts(batch: int, room: int = 0) -> Drafts:
     """Returns no drafts at all, as in plain decoding, in place of up to `room`."""
     zero = jnp.int32(0)
-    return Drafts(jnp.zeros((batch, room), jnp.int32), jnp.zeros(batch, jnp.int32), None, zero, zero)
+    return Drafts(
+        jnp.zeros((batch, room), jnp.int32),
+        jnp.zeros(batch, jnp.int32),
+        None,
+        zero,
+        zero,
+    )
 
 
 def is_any_of(tokens: Array, ids: Array) -> Array:
@@ -132,20 +151,31 @@ def is_any_of(tokens: Array, ids: Array) -> Array:
 
 
 def read_prompts(
-    network: Any, params: Any, prompts: Prompts, max_len: int, entering: tuple[int, ...] = ()
+    network: Any,
+    params: Any,
+    prompts: Prompts,
+    max_len: int,
+    entering: tuple[int, ...] = (),
 ) -> tuple[Any, Array | None]:
-    """Has a network read all but the last token of each prompt, and returns its cache, and the states
-    [B, max_len, S D] that entered the layers asked for at these tokens; None if none were."""
+    """Has a network read all but the last token of each prompt, and returns its cache,
+    and the states [B, max_len, S D] that entered the layers asked for at these tokens;
+    None if none were."""
     batch, longest = prompts.tokens.shape
     cache = network.empty_cache(batch, max_len)
     if longest == 1 and not entering:
         return cache, None
-    tokens = prompts.tokens[:, : max(longest - 1, 1)]  # of an only token the states' width alone is read
+    tokens = prompts.tokens[
+        :, : max(longest - 1, 1)
+    ]  # of an only token the states' width alone is read
     steps = jnp.arange(tokens.shape[1])
     positions = jnp.where(steps < prompts.lengths[:, None] - 1, steps, max_len)
-    unused = jnp.zeros((batch, 1), jnp.int32)  # no logits are read here, so only one per row is asked for
+    unused = jnp.zeros(
+        (batch, 1), jnp.int32
+    )  # no logits are read here, so only one per row is asked for
     telling = {"entering": entering} if entering else {}
-    _, cache, *states = network.apply(params, tokens, positions, cache, rows=unused, **telling)
+    _, cache, *states = network.apply(
+        params, tokens, positions, cache, rows=unused, **telling
+    )
     if not states:
         return cache, None
     return cache, jnp.pad(states[0], ((0, 0), (0, max_len - tokens.shape[1]), (0, 0)))
@@ -154,15 +184,19 @@ def read_prompts(
 def read_last_two(
     network: LanguageModel, params: Any, cache: Any, request: DraftRequest
 ) -> tuple[Array, Any]:
-    """Reads logits [B, 1, V] of the network after the text, whose last two tokens its cache may lack."""
+    """Reads logits [B, 1, V] of the network after the text, whose last two tokens its
+    cache may lack."""
     last_two = request.length[:, None] + jnp.arange(-2, 0)
     tokens = jnp.take_along_axis(request.tokens, jnp.maximum(last_two, 0), axis=1)
     second = jnp.ones((len(tokens), 1), jnp.int32)
-    return network.apply(params, known_to(network, tokens), last_two, cache, rows=second)
+    return network.apply(
+        params, known_to(network, tokens), last_two, cache, rows=second
+    )
 
 
 def known_to(network: LanguageModel, tokens: Array) -> Array:
-    """Returns tokens that a network can read; an id beyond its vocabulary is replaced by its last one."""
+    """Returns tokens that a network can read; an id beyond its vocabulary is replaced
+    by its last one."""
     return jnp.minimum(tokens, network.config.vocab_size - 1)
 
 
@@ -181,18 +215,23 @@ class _Progress(NamedTuple):
     state: Any
 
 
-# From the network's state, the newest draft [B] and its position [B] (max_len in rows that want no more) to
-# logits [B, V] of the next one and the network's next state.
+# From the network's state, the newest draft [B] and its position [B] (max_len in rows
+# that want no more) to logits [B, V] of the next one and the network's next state.
 Continue: TypeAlias = "Callable[[Any, Array, Array], tuple[Array, Any]]"
 
 
 def one_by_one(
-    request: DraftRequest, logits: Array, state: Any, further: Continue, ids: Array | int
+    request: DraftRequest,
+    logits: Array,
+    state: Any,
+    further: Continue,
+    ids: Array | int,
 ) -> tuple[Drafts, Any]:
-    """Draws drafts in turn, the first from logits [B, V], until every row has as many as it wants; and the
-    network's state after that.
+    """Draws drafts in turn, the first from logits [B, V], until every row has as many
+    as it wants; and the network's state after that.
 
-    ids: which of the target's ids each of the V is; or how many of them are real, if they are its first ones.
+    ids: which of the target's ids each of the V is; or how many of them are real, if
+        they are its first ones.
     """
     batch, max_len = request.tokens.shape
     log_q = None
@@ -206,7 +245,9 @@ def one_by_one(
         return progress.step < jnp.max(progress.count)
 
     def extend(progress: _Progress) -> _Progress:
-        newest = jax.lax.dynamic_slice_in_dim(progress.tokens, progress.step - 1, 1, axis=1)[:, 0]
+        newest = jax.lax.dynamic_slice_in_dim(
+            progress.tokens, progress.step - 1, 1, axis=1
+        )[:, 0]
         position = request.length + progress.step - 1
         position = jnp.where(progress.step < progress.count, position, max_len)
         logits, state = further(progress.state, newest, position)
@@ -215,25 +256,37 @@ def one_by_one(
     first = _add_draft(request, start, logits, ids)
     progress = jax.lax.while_loop(unfinished, extend, first)
     rows = batch * (progress.step + 1)
-    return Drafts(progress.tokens, progress.count, progress.log_q, progress.step, rows), progress.state
+    return Drafts(
+        progress.tokens, progress.count, progress.log_q, progress.step, rows
+    ), progress.state
 
 
-def among_known(logits: Array, ids: Array | int, num_ids: int) -> tuple[Array, Array | None]:
-    """Returns logits [..., V] without the ids that pad the target's vocabulary, and which of the target's ids
-    they are of [V]; None where they are of its first ones. ids: see `one_by_one`."""
+def among_known(
+    logits: Array, ids: Array | int, num_ids: int
+) -> tuple[Array, Array | None]:
+    """Returns logits [..., V] without the ids that pad the target's vocabulary, and
+    which of the target's ids they are of [V]; None where they are of its first ones.
+    ids: see `one_by_one`."""
     if isinstance(ids, int):
         return fit_vocabulary(logits, ids, num_ids), None
     return jnp.where(ids < num_ids, logits, -jnp.inf), jnp.minimum(ids, num_ids - 1)
 
 
 def spread(log_q: Array, own: Array | None, num_ids: int) -> Array:
-    """Returns log_q [..., V] over the target's ids [..., num_ids]. own: what `among_known` returns."""
+    """Returns log_q [..., V] over the target's ids [..., num_ids]. own: what
+    `among_known` returns."""
     if own is None:
         return log_q
-    return jnp.full((*log_q.shape[:-1], num_ids), -jnp.inf, log_q.dtype).at[..., own].max(log_q)
+    return (
+        jnp.full((*log_q.shape[:-1], num_ids), -jnp.inf, log_q.dtype)
+        .at[..., own]
+        .max(log_q)
+    )
 
 
-def _add_draft(request: DraftRequest, progress: _Progress, logits: Array, ids: Array | int) -> _Progress:
+def _add_draft(
+    request: DraftRequest, progress: _Progress, logits: Array, ids: Array | int
+) -> _Progress:
     """Adds a draft to every row that still wants one, from logits [B, V]."""
     logits, own = among_known(logits, ids, request.num_ids)
     log_q = progress.log_q
@@ -242,16 +295,22 @@ def _add_draft(request: DraftRequest, progress: _Progress, logits: Array, ids: A
     else:
         assert request.keys is not None
         log_p = log_probs(logits, request.sampling)
-        noise = noise_at(request.keys, request.length + progress.step, request.num_ids, log_p.dtype)
+        noise = noise_at(
+            request.keys, request.length + progress.step, request.num_ids, log_p.dtype
+        )
         drawn = gumbel_max(log_p, noise if own is None else noise[:, own])
         if log_q is not None:
             log_q = log_q.at[:, progress.step].set(spread(log_p, own, request.num_ids))
     chosen = drawn if own is None else own[drawn]
     count = progress.count
-    if request.confidence is not None:  # asked of the distribution, not of what was drawn from it
+    if (
+        request.confidence is not None
+    ):  # asked of the distribution, not of what was drawn from it
         unsure = jnp.max(jax.nn.softmax(log_p, axis=-1), axis=-1) < request.confidence
         count = jnp.where(unsure, jnp.minimum(count, progress.step), count)
-    tokens = progress.tokens.at[:, progress.step].set(jnp.where(progress.step < count, chosen, 0))
+    tokens = progress.tokens.at[:, progress.step].set(
+        jnp.where(progress.step < count, chosen, 0)
+    )
     is_last = is_any_of(chosen, request.stop_ids)
     count = jnp.where(is_last, jnp.minimum(count, progress.step + 1), count)
     return _Progress(progress.step + 1, tokens, count, log_q, progress.state)
@@ -259,12 +318,15 @@ def _add_draft(request: DraftRequest, progress: _Progress, logits: Array, ids: A
 
 @dataclasses.dataclass(frozen=True)
 class ModelDrafter:
-    """Drafts token by token from another language model with the target's ids, with a cache of its own.
+    """Drafts token by token from another language model with the target's ids, with a
+    cache of its own.
 
-    The model may be smaller, quantised or distilled, and its vocabulary may be padded differently.
+    The model may be smaller, quantised or distilled, and its vocabulary may be padded
+    differently.
 
-    Between rounds its cache lacks the last one or two tokens of the row: two if all drafts were accepted,
-    because the last draft was never fed. The first pass of a round therefore always feeds the last two.
+    Between rounds its cache lacks the last one or two tokens of the row: two if all
+    drafts were accepted, because the last draft was never fed. The first pass of a
+    round therefore always feeds the last two.
     """
 
     network: LanguageModel
@@ -273,26 +335,34 @@ class ModelDrafter:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
         return read_prompts(self.network, params, known, max_len)[0]
 
-    def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Drafts, Any]:
+    def draft(
+        self, params: Any, cache: Any, request: DraftRequest
+    ) -> tuple[Drafts, Any]:
         logits, cache = read_last_two(self.network, params, cache, request)
 
         def further(cache: Any, newest: Array, position: Array) -> tuple[Array, Any]:
             newest = known_to(self.network, newest)
-            logits, cache = self.network.apply(params, newest[:, None], position[:, None], cache)
+            logits, cache = self.network.apply(
+                params, newest[:, None], position[:, None], cache
+            )
             return logits[:, 0], cache
 
-        return one_by_one(request, logits[:, 0], cache, further, self.network.config.known_ids)
+        return one_by_one(
+            request, logits[:, 0], cache, further, self.network.config.known_ids
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptLookup:
     """Copies what followed the last time the text read as it does now.
 
-    It looks for the last `longest` tokens earlier in the text, then for fewer, down to `shortest`, and takes
-    the most recent of several matches. A copy that reaches the end of the text continues with itself.
-    A match of n tokens is continued by at most 2^n - 1: the longer it is, the longer it tends to go on.
+    It looks for the last `longest` tokens earlier in the text, then for fewer, down to
+    `shortest`, and takes the most recent of several matches. A copy that reaches the
+    end of the text continues with itself. A match of n tokens is continued by at most
+    2^n - 1: the longer it is, the longer it tends to go on.
 
-    It has neither parameters nor state, and its drafts are certain. A row without a match gets no drafts.
+    It has neither parameters nor state, and its drafts are certain. A row without a
+    match gets no drafts.
     """
 
     longest: int = 4
@@ -301,10 +371,15 @@ class PromptLookup:
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> None:
         return None
 
-    def draft(self, params: Any, state: None, request: DraftRequest) -> tuple[Drafts, None]:
+    def draft(
+        self, params: Any, state: None, request: DraftRequest
+    ) -> tuple[Drafts, None]:
         start, matched = self._continuation(request.tokens, request.length)
         period = request.length - start
-        index = start[:, None] + jnp.arange(request.max_gamma) % jnp.maximum(period, 1)[:, None]
+        index = (
+            start[:, None]
+            + jnp.arange(request.max_gamma) % jnp.maximum(period, 1)[:, None]
+        )
         index = jnp.minimum(index, request.tokens.shape[1] - 1)
         tokens = jnp.take_along_axis(request.tokens, index, axis=1)
         most = 2 ** jnp.minimum(matched, 30) - 1  # of 31 on it is no int32
@@ -313,12 +388,17 @@ class PromptLookup:
         return Drafts(tokens, count, None, zero, zero), None
 
     def _continuation(self, tokens: Array, length: Array) -> tuple[Array, Array]:
-        """Returns the position [B] after the best match, or `length` [B], and how many tokens matched [B]."""
-        ends = jnp.arange(tokens.shape[1])  # candidate positions of a match's last token
+        """Returns the position [B] after the best match, or `length` [B], and how many
+        tokens matched [B]."""
+        ends = jnp.arange(
+            tokens.shape[1]
+        )  # candidate positions of a match's last token
         run = ends < length[:, None] - 1
         matched = jnp.zeros(tokens.shape, jnp.int32)
         for back in range(self.longest):
-            ending = jnp.take_along_axis(tokens, jnp.maximum(length - 1 - back, 0)[:, None], axis=1)
+            ending = jnp.take_along_axis(
+                tokens, jnp.maximum(length - 1 - back, 0)[:, None], axis=1
+            )
             shifted = jnp.pad(tokens, ((0, 0), (back, 0)))[:, : tokens.shape[1]]
             run &= (shifted == ending) & (ends >= back)
             matched += run

@@ -1,8 +1,10 @@
-"""Rounds of drafting and verifying, with every row at its own place, until all rows are complete.
+"""Rounds of drafting and verifying, with every row at its own place, until all rows are
+complete.
 
-In a round a drafter proposes up to gamma tokens, one pass of the target over the last token and the drafts
-gives its distribution after 0, 1, ... drafts, and a rule decides how many drafts stay and which token follows
-them. Without a drafter this is plain decoding, one token per pass.
+In a round a drafter proposes up to gamma tokens, one pass of the target over the last
+token and the drafts gives its distribution after 0, 1, ... drafts, and a rule decides
+how many drafts stay and which token follows them. Without a drafter this is plain
+decoding, one token per pass.
 """
 
 from __future__ import annotations
@@ -39,13 +41,17 @@ from cspd_jax.text.rules import RULES, Verdict, agree
 
 Array = jax.Array
 
-# Where a token came from, as in `Trace.marks`: nowhere (the prompt, or after the end), plain decoding, an
-# accepted draft, the token in place of a rejected draft, the token after a draft that was accepted whole.
+# Where a token came from, as in `Trace.marks`: nowhere (the prompt, or after the end),
+# plain decoding, an accepted draft, the token in place of a rejected draft, the token
+# after a draft that was accepted whole.
 NONE, PLAIN, ACCEPTED, CORRECTED, BONUS = range(5)
 
-# The acceptance that a row starts from, before it has tests of its own: this many accepted of this many.
+# The acceptance that a row starts from, before it has tests of its own: this many
+# accepted of this many.
 _PRIOR_ACCEPTED, _PRIOR_TESTED = 4.0, 5.0
-_FEWEST_TOKENS = 4  # of a packed pass; fewer take as long on a CPU, eight a fifth longer
+_FEWEST_TOKENS = (
+    4  # of a packed pass; fewer take as long on a CPU, eight a fifth longer
+)
 
 
 @jax.tree_util.register_dataclass
@@ -55,8 +61,8 @@ class Inputs:
 
     target: the network (static).
     drafter: None is plain decoding (static).
-    rule: one of `RULES`, for trees "tree" (static). "match" where all rules are the same: when greedy, and
-        without a drafter, where it is the plain sampler.
+    rule: one of `RULES`, for trees "tree" (static). "match" where all rules are the
+        same: when greedy, and without a drafter, where it is the plain sampler.
     max_gamma: bound G on the drafts of a round (static).
     max_len: tokens that a row has room for (static).
     exact_bits: every pass reads G + 1 tokens of each row (static).
@@ -69,8 +75,8 @@ class Inputs:
     stop_ids: [S] a row also ends with one of these.
     sampling: how tokens are drawn; arrays.
     gamma: [B] drafts wanted per round, at most G.
-    draft_cost: [] time of a draft as a share of a target pass. If given, each row drafts as many of its gamma
-        as pay off at its own acceptance so far.
+    draft_cost: [] time of a draft as a share of a target pass. If given, each row
+        drafts as many of its gamma as pay off at its own acceptance so far.
     confidence: see `DraftRequest`.
     """
 
@@ -94,7 +100,8 @@ class Inputs:
 
     @property
     def num_ids(self) -> int:
-        """The size of the distributions; ids from here on are padding of the vocabulary."""
+        """The size of the distributions; ids from here on are padding of the
+        vocabulary."""
         return self.target.config.known_ids
 
 
@@ -103,10 +110,13 @@ class RoundInfo(NamedTuple):
 
     rounds: [B] rounds that the row took part in, each with one target pass.
     drafted: [B] drafts made.
-    tested: [B, G] by position in the draft; none after a rejection or after the end of the row.
+    tested: [B, G] by position in the draft; none after a rejection or after the end of
+        the row.
     accepted: [B, G] of those tested.
-    truncated: [B] tokens drawn from the target because rounding left nothing of the residual.
-    calls: "target" and "draft", without those that read the prompts; rows are tokens and all padding.
+    truncated: [B] tokens drawn from the target because rounding left nothing of the
+        residual.
+    calls: "target" and "draft", without those that read the prompts; rows are tokens
+        and all padding.
     """
 
     rounds: Array
@@ -126,7 +136,8 @@ class TextState(NamedTuple):
     stopped: [B] whether the row ended with a stop id, or with `NO_TOKEN`.
     done: [B] whether the row is complete.
     cache: of the target, with all final tokens but the last.
-    states: [B, max_len, S D] what entered the layers `entering` at these tokens; None without such layers.
+    states: [B, max_len, S D] what entered the layers `entering` at these tokens; None
+        without such layers.
     drafter_state: whatever the drafter carries.
     info: the sum of what happened in all rounds so far.
     """
@@ -143,18 +154,22 @@ class TextState(NamedTuple):
 
 
 def begin(inputs: Inputs, spare: int = 0) -> TextState:
-    """Returns the state before the first round, when the prompts have been read. The target's cache has
-    `spare` slots more than a row has tokens."""
+    """Returns the state before the first round, when the prompts have been read. The
+    target's cache has `spare` slots more than a row has tokens."""
     prompts, max_len = inputs.prompts, inputs.max_len
     batch, longest = prompts.tokens.shape
     known = jnp.where(jnp.arange(longest) < prompts.lengths[:, None], prompts.tokens, 0)
     prompts = prompts._replace(tokens=known)
     target, entering, drafter = inputs.target, inputs.entering, inputs.drafter
-    cache, states = read_prompts(target, inputs.params, prompts, max_len + spare, entering)
+    cache, states = read_prompts(
+        target, inputs.params, prompts, max_len + spare, entering
+    )
     drafter_state: Any = None
     if drafter is not None and states is not None:
         reader: Any = drafter
-        drafter_state = reader.begin_with(inputs.drafter_params, prompts, max_len, states)
+        drafter_state = reader.begin_with(
+            inputs.drafter_params, prompts, max_len, states
+        )
     elif drafter is not None:
         drafter_state = drafter.begin(inputs.drafter_params, prompts, max_len)
     return TextState(
@@ -184,7 +199,9 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
     drafts, drafter_state = draft_step(inputs, state)
     verdict, cache, states = verify_step(inputs, state, drafts)
     next_state, happened = commit(inputs, state, drafts, verdict)
-    return next_state._replace(cache=cache, states=states, drafter_state=drafter_state), happened
+    return next_state._replace(
+        cache=cache, states=states, drafter_state=drafter_state
+    ), happened
 
 
 def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
@@ -195,15 +212,22 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
     return inputs.drafter.draft(inputs.drafter_params, state.drafter_state, request)
 
 
-def draft_request(inputs: Inputs, state: TextState, wanted: Array | int) -> DraftRequest:
-    """Returns what a drafter is asked for: `wanted` drafts, [] or [B], in rows that have room for as many."""
+def draft_request(
+    inputs: Inputs, state: TextState, wanted: Array | int
+) -> DraftRequest:
+    """Returns what a drafter is asked for: `wanted` drafts, [] or [B], in rows that
+    have room for as many."""
     if inputs.keys is None:  # greedy
         keys = None
-    elif inputs.rule == "match":  # with the target's own noise, a draft more often is the target's token
+    elif (
+        inputs.rule == "match"
+    ):  # with the target's own noise, a draft more often is the target's token
         keys = purpose_keys(inputs.keys, Purpose.TOKEN)
     else:
         keys = round_keys(inputs.keys, Purpose.DRAFT, state.length)
-    room = inputs.limit - state.length - 1  # a round adds one token more than it accepts drafts
+    room = (
+        inputs.limit - state.length - 1
+    )  # a round adds one token more than it accepts drafts
     return DraftRequest(
         tokens=state.tokens,
         length=state.length,
@@ -220,17 +244,24 @@ def draft_request(inputs: Inputs, state: TextState, wanted: Array | int) -> Draf
 
 
 def draft_lengths(inputs: Inputs, state: TextState) -> Array:
-    """Returns how many tokens each row drafts, decided by what happened in earlier rounds alone: [B]."""
+    """Returns how many tokens each row drafts, decided by what happened in earlier
+    rounds alone: [B]."""
     if inputs.draft_cost is None:
         return inputs.gamma
-    accepted, tested = (jnp.sum(a, axis=1) for a in (state.info.accepted, state.info.tested))
+    accepted, tested = (
+        jnp.sum(a, axis=1) for a in (state.info.accepted, state.info.tested)
+    )
     acceptance = (accepted + _PRIOR_ACCEPTED) / (tested + _PRIOR_TESTED)
-    return best_draft_length(acceptance, inputs.max_gamma, inputs.draft_cost, inputs.gamma)
+    return best_draft_length(
+        acceptance, inputs.max_gamma, inputs.draft_cost, inputs.gamma
+    )
 
 
-def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdict, Any, Array | None]:
-    """Makes one target pass over the last token and the drafts of each row, and returns the rule's verdict,
-    the cache, and the states."""
+def verify_step(
+    inputs: Inputs, state: TextState, drafts: Drafts
+) -> tuple[Verdict, Any, Array | None]:
+    """Makes one target pass over the last token and the drafts of each row, and returns
+    the rule's verdict, the cache, and the states."""
     max_len = inputs.max_len
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
@@ -254,12 +285,18 @@ def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdi
     lost = jnp.isnan(log_p[jnp.arange(len(last)), verdict.tau, 0])
     if drafts.log_q is not None:
         lost |= jnp.any(jnp.isnan(drafts.log_q[..., 0]) & used[:, 1:], axis=1)
-    return verdict._replace(token=jnp.where(lost, NO_TOKEN, verdict.token)), cache, states
+    return (
+        verdict._replace(token=jnp.where(lost, NO_TOKEN, verdict.token)),
+        cache,
+        states,
+    )
 
 
-def with_states(states: Array | None, positions: Array, new: Sequence[Array]) -> Array | None:
-    """Returns the states with those of tokens at `positions` [B, Q], if there are any; positions beyond the
-    text are dropped."""
+def with_states(
+    states: Array | None, positions: Array, new: Sequence[Array]
+) -> Array | None:
+    """Returns the states with those of tokens at `positions` [B, Q], if there are any;
+    positions beyond the text are dropped."""
     if states is None:
         return None
     rows = jnp.arange(len(positions))[:, None]
@@ -267,45 +304,61 @@ def with_states(states: Array | None, positions: Array, new: Sequence[Array]) ->
 
 
 def target_pass(
-    inputs: Inputs, tokens: Array, positions: Array, used: Array, cache: Any, read: Callable
+    inputs: Inputs,
+    tokens: Array,
+    positions: Array,
+    used: Array,
+    cache: Any,
+    read: Callable,
 ) -> tuple[Array, ...]:
-    """Returns read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states [B, Q, S D] if the drafter
-    reads some. used [B, Q]: which tokens are not padding.
+    """Returns read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states [B,
+    Q, S D] if the drafter reads some. used [B, Q]: which tokens are not padding.
 
-    Where padding costs time, passes over several numbers of tokens are compiled, and the smallest that is
-    enough is run.
+    Where padding costs time, passes over several numbers of tokens are compiled, and
+    the smallest that is enough is run.
     """
     target: Any = inputs.target  # a PackingLanguageModel, if it packs
     params, (batch, length) = inputs.params, tokens.shape
     telling: dict[str, Any] = {"entering": inputs.entering} if inputs.entering else {}
 
     def whole(cache):
-        logits, cache, *states = target.apply(params, tokens, positions, cache, **telling)
+        logits, cache, *states = target.apply(
+            params, tokens, positions, cache, **telling
+        )
         return read(logits), cache, *states
 
     def last_alone(cache):
-        logits, cache, *states = target.apply(params, tokens[:, :1], positions[:, :1], cache, **telling)
+        logits, cache, *states = target.apply(
+            params, tokens[:, :1], positions[:, :1], cache, **telling
+        )
         padded = (
-            jnp.pad(a, ((0, 0), (0, length - 1)) + ((0, 0),) * (a.ndim - 2)) for a in (read(logits), *states)
+            jnp.pad(a, ((0, 0), (0, length - 1)) + ((0, 0),) * (a.ndim - 2))
+            for a in (read(logits), *states)
         )
         first, *states = padded
         return first, cache, *states
 
     def packed(size):
         known: dict[str, Any] = {"size": size, "read": read, **telling}
-        return lambda cache: target.apply_packed(params, tokens, positions, cache, **known)
+        return lambda cache: target.apply_packed(
+            params, tokens, positions, cache, **known
+        )
 
     if length == 1 or inputs.exact_bits or not getattr(target, "packs", False):
         return whole(cache)
     sizes = packed_sizes(batch, length)
-    which = jnp.any(used[:, 1:]) * (1 + jnp.sum(jnp.sum(used) > jnp.array(sizes, jnp.int32)))
+    which = jnp.any(used[:, 1:]) * (
+        1 + jnp.sum(jnp.sum(used) > jnp.array(sizes, jnp.int32))
+    )
     return one_of(which, [last_alone, *map(packed, sizes), whole], cache)
 
 
 def one_of(which: Array, passes: Sequence[Callable], cache: Any) -> tuple[Array, ...]:
-    """Returns passes[which](cache) = (what was read, the cache, ...), with the cache updated in place.
+    """Returns passes[which](cache) = (what was read, the cache, ...), with the cache
+    updated in place.
 
-    As loops of which one takes a turn: XLA would copy the whole cache into a branch, and out of it again.
+    As loops of which one takes a turn: XLA would copy the whole cache into a branch,
+    and out of it again.
     """
     seen, _, *more = jax.eval_shape(passes[0], cache)
     blank = lambda a: jnp.zeros(a.shape, a.dtype)
@@ -318,7 +371,8 @@ def one_of(which: Array, passes: Sequence[Callable], cache: Any) -> tuple[Array,
 
 
 def packed_sizes(batch: int, length: int) -> list[int]:
-    """Returns numbers of tokens above `batch` and below batch * length, each twice the one before."""
+    """Returns numbers of tokens above `batch` and below batch * length, each twice the
+    one before."""
     size = _FEWEST_TOKENS
     while size <= batch:
         size *= 2
@@ -329,13 +383,17 @@ def packed_sizes(batch: int, length: int) -> list[int]:
     return sizes
 
 
-def commit(inputs: Inputs, state: TextState, drafts: Drafts, verdict: Verdict) -> tuple[TextState, RoundInfo]:
-    """Makes every row longer by its accepted drafts and one token, or up to the first stop id or `NO_TOKEN`
-    among them."""
+def commit(
+    inputs: Inputs, state: TextState, drafts: Drafts, verdict: Verdict
+) -> tuple[TextState, RoundInfo]:
+    """Makes every row longer by its accepted drafts and one token, or up to the first
+    stop id or `NO_TOKEN` among them."""
     batch, max_len = state.tokens.shape
     tau, count = verdict.tau[:, None], drafts.count[:, None]
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
-    tokens = jnp.where(index < tau, jnp.pad(drafts.tokens, ((0, 0), (0, 1))), verdict.token[:, None])
+    tokens = jnp.where(
+        index < tau, jnp.pad(drafts.tokens, ((0, 0), (0, 1))), verdict.token[:, None]
+    )
     after = jnp.where(count == 0, PLAIN, jnp.where(tau < count, CORRECTED, BONUS))
     marks = jnp.where(index < tau, ACCEPTED, after)
 
@@ -346,7 +404,9 @@ def commit(inputs: Inputs, state: TextState, drafts: Drafts, verdict: Verdict) -
     stopped = state.stopped | (~state.done & jnp.any(ends, axis=1))
 
     rows = jnp.arange(batch)[:, None]
-    columns = jnp.where(index < size[:, None], state.length[:, None] + index, max_len)  # the rest is dropped
+    columns = jnp.where(
+        index < size[:, None], state.length[:, None] + index, max_len
+    )  # the rest is dropped
     tested = (index[:-1] < size[:, None]) & (index[:-1] < count)
     number = lambda flags: flags.astype(jnp.int32)
     next_state = state._replace(

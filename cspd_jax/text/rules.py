@@ -1,8 +1,8 @@
 """How many drafts are accepted, and which token follows them.
 
-A rule is a function of (keys [B], length [B], log_p [B, G + 1, V], drafts) -> Verdict, where log_p[:, i] is
-the target's distribution after i drafts. With every rule in `RULES` the tokens of all rounds together are
-distributed as the target's own.
+A rule is a function of (keys [B], length [B], log_p [B, G + 1, V], drafts) -> Verdict,
+where log_p[:, i] is the target's distribution after i drafts. With every rule in
+`RULES` the tokens of all rounds together are distributed as the target's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import jax.numpy as jnp
 from cspd_jax.coupling.acceptance import accepts, uniform
 from cspd_jax.coupling.categorical import residual_logits, verify_block
 from cspd_jax.keys import purpose_keys
-from cspd_jax.sampling import Purpose, gumbel, gumbel_max, noise_at, point_mass, round_keys
+from cspd_jax.sampling import (
+    Purpose,
+    gumbel,
+    gumbel_max,
+    noise_at,
+    point_mass,
+    round_keys,
+)
 from cspd_jax.text.drafters import Drafts
 
 Array = jax.Array
@@ -27,7 +34,8 @@ class Verdict(NamedTuple):
 
     tau: [B] drafts accepted.
     token: [B] the token after them.
-    truncated: [B] whether rounding left nothing of the residual, so that the token was drawn from p itself.
+    truncated: [B] whether rounding left nothing of the residual, so that the token was
+        drawn from p itself.
     """
 
     tau: Array
@@ -36,14 +44,17 @@ class Verdict(NamedTuple):
 
 
 def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Rejects a draft if r > p / q, and replaces the first rejected one by a draw from (p - q)_+."""
+    """Rejects a draft if r > p / q, and replaces the first rejected one by a draw from
+    (p - q)_+."""
     gamma, num_ids = drafts.tokens.shape[1], log_p.shape[-1]
     of_drafts = drafts.tokens[:, :, None]
     p = jnp.take_along_axis(log_p[:, :gamma], of_drafts, axis=2)[..., 0]
     q = jnp.zeros_like(p)
     if drafts.log_q is not None:
         q = jnp.take_along_axis(drafts.log_q, of_drafts, axis=2)[..., 0]
-    r = jax.vmap(lambda key: uniform(key, (gamma,), p.dtype))(round_keys(keys, Purpose.TEST, length))
+    r = jax.vmap(lambda key: uniform(key, (gamma,), p.dtype))(
+        round_keys(keys, Purpose.TEST, length)
+    )
     tau = _first_failure(accepts(r, p - q), drafts.count)
 
     rejected = tau < drafts.count
@@ -53,34 +64,49 @@ def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
     else:
         q = _take(drafts.log_q, last)
     p = _take(log_p, tau)
-    residual = residual_logits(p, jnp.where(rejected[:, None], q, -jnp.inf))  # all of p after the last draft
+    residual = residual_logits(
+        p, jnp.where(rejected[:, None], q, -jnp.inf)
+    )  # all of p after the last draft
     empty = jnp.all(residual == -jnp.inf, axis=1)
     noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), num_ids, p.dtype)
-    return Verdict(tau, gumbel_max(jnp.where(empty[:, None], p, residual), noise), empty)
+    return Verdict(
+        tau, gumbel_max(jnp.where(empty[:, None], p, residual), noise), empty
+    )
 
 
 def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Tests all drafts of the round together, and accepts at least as many on average."""
+    """Tests all drafts of the round together, and accepts at least as many on
+    average."""
     log_q = drafts.log_q
     if log_q is None:
         log_q = point_mass(drafts.tokens, log_p.shape[-1], log_p.dtype)
     keys = round_keys(keys, Purpose.BLOCK, length)
-    verdict = jax.vmap(verify_block)(keys, log_p, log_q.astype(log_p.dtype), drafts.tokens, drafts.count)
-    return Verdict(verdict.tau.astype(jnp.int32), verdict.token.astype(jnp.int32), verdict.info.truncated)
+    verdict = jax.vmap(verify_block)(
+        keys, log_p, log_q.astype(log_p.dtype), drafts.tokens, drafts.count
+    )
+    return Verdict(
+        verdict.tau.astype(jnp.int32),
+        verdict.token.astype(jnp.int32),
+        verdict.info.truncated,
+    )
 
 
 def match(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Accepts drafts while they equal the plain sampler's tokens, drawn with the noise of each position.
+    """Accepts drafts while they equal the plain sampler's tokens, drawn with the noise
+    of each position.
 
     The output equals the plain sampler's token by token, whatever the drafts.
     """
     positions = length[:, None] + jnp.arange(log_p.shape[1])
-    noise = noise_at(purpose_keys(keys, Purpose.TOKEN), positions, log_p.shape[-1], log_p.dtype)
+    noise = noise_at(
+        purpose_keys(keys, Purpose.TOKEN), positions, log_p.shape[-1], log_p.dtype
+    )
     return agree(gumbel_max(log_p, noise), drafts)
 
 
 def agree(tokens: Array, drafts: Drafts) -> Verdict:
-    """Accepts drafts while they equal the target's own tokens [B, G + 1] after 0, 1, ... drafts.
+    """Accepts drafts while they equal the target's own tokens [B, G + 1] after 0, 1,
+    ... drafts.
 
     With greedy tokens this is what every rule does.
     """
@@ -89,10 +115,14 @@ def agree(tokens: Array, drafts: Drafts) -> Verdict:
 
 
 WHY = {
-    "google": "accepted drafts and draws from the residual together have the target's distribution",
-    "block": "the accepted part of each draft and the token after it together have the target's distribution",
-    "tree": "accepted branches and draws from what the others leave have together the target's distribution",
-    "match": "every token is the target's own draw; drafts only decide how many are drawn in one pass",
+    "google": "accepted drafts and draws from the residual together have the target's"
+    " distribution",
+    "block": "the accepted part of each draft and the token after it together have the"
+    " target's distribution",
+    "tree": "accepted branches and draws from what the others leave have together the"
+    " target's distribution",
+    "match": "every token is the target's own draw; drafts only decide how many are"
+    " drawn in one pass",
 }
 RULES: dict[str, Callable[[Array, Array, Array, Drafts], Verdict]] = {
     "google": google,
@@ -102,9 +132,12 @@ RULES: dict[str, Callable[[Array, Array, Array, Drafts], Verdict]] = {
 
 
 def _first_failure(passed: Array, count: Array) -> Array:
-    """Returns how many of the first `count` [B] tests [B, G] pass before one fails: int32 [B]."""
+    """Returns how many of the first `count` [B] tests [B, G] pass before one fails:
+    int32 [B]."""
     passed = passed & (jnp.arange(passed.shape[1]) < count[:, None])
-    return jnp.sum(jnp.cumprod(passed.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+    return jnp.sum(
+        jnp.cumprod(passed.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32
+    )
 
 
 def _take(a: Array, index: Array) -> Array:

@@ -1,7 +1,9 @@
-"""Drafts from the target's own states: a head that reads what entered some of the target's layers.
+"""Drafts from the target's own states: a head that reads what entered some of the
+target's layers.
 
-Place i of the head pairs the state at token i with token i + 1, and gives token i + 2. For tokens of the text
-the state is the target's, known since its pass; for drafts it is what the head made of the place before.
+Place i of the head pairs the state at token i with token i + 1, and gives token i + 2.
+For tokens of the text the state is the target's, known since its pass; for drafts it is
+what the head made of the place before.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ class _Newest(NamedTuple):
 class HeadDrafter:
     """Drafts token by token with a head that reads the target's states.
 
-    Between rounds its cache lacks at most the G + 1 places that the last round added, and what it has of
-    drafts is not the target's. The first pass of a round therefore always reads the last G + 1 again.
+    Between rounds its cache lacks at most the G + 1 places that the last round added,
+    and what it has of drafts is not the target's. The first pass of a round therefore
+    always reads the last G + 1 again.
 
     head: with the functions of `networks.eagle.Eagle`; hashable.
-    confidence: it drafts nothing more where it gives no token as much, unless a request says otherwise. A
-        draft that is hardly ever right costs more than it saves; the default is about what a draft and its
-        place in the target's pass cost, as a share of a pass.
+    confidence: it drafts nothing more where it gives no token as much, unless a request
+        says otherwise. A draft that is hardly ever right costs more than it saves; the
+        default is about what a draft and its place in the target's pass cost, as a
+        share of a pass.
     """
 
     head: Any
@@ -52,24 +56,44 @@ class HeadDrafter:
     def entering(self) -> tuple[int, ...]:
         return self.head.entering
 
-    def begin_with(self, params: Any, prompts: Prompts, max_len: int, states: Array) -> Any:
+    def begin_with(
+        self, params: Any, prompts: Prompts, max_len: int, states: Array
+    ) -> Any:
         cache = self.head.empty_cache(len(prompts.tokens), max_len)
         first = jnp.zeros(len(prompts.tokens), jnp.int32)
-        return self._see(params, cache, prompts, first, prompts.tokens.shape[1], states)[1]
+        return self._see(
+            params, cache, prompts, first, prompts.tokens.shape[1], states
+        )[1]
 
-    def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Drafts, Any]:
+    def draft(
+        self, params: Any, cache: Any, request: DraftRequest
+    ) -> tuple[Drafts, Any]:
         count = request.max_gamma + 1
         seen, cache = self.see(params, cache, request, count)
         newest = _Newest(seen[:, -1], cache)
-        confidence = jnp.asarray(self.confidence) if request.confidence is None else request.confidence
+        confidence = (
+            jnp.asarray(self.confidence)
+            if request.confidence is None
+            else request.confidence
+        )
         wanted = jnp.where(request.length > 1, request.count, 0)
         request = request._replace(count=wanted, confidence=confidence)
 
-        def further(newest: _Newest, token: Array, position: Array) -> tuple[Array, _Newest]:
+        def further(
+            newest: _Newest, token: Array, position: Array
+        ) -> tuple[Array, _Newest]:
             # The draft lies at `position`, its place is that of the token before it.
-            place = jnp.where(position < request.tokens.shape[1], position - 1, request.tokens.shape[1])
+            place = jnp.where(
+                position < request.tokens.shape[1],
+                position - 1,
+                request.tokens.shape[1],
+            )
             state, cache = self.head.apply(
-                params, token[:, None], newest.state[:, None], place[:, None], newest.cache
+                params,
+                token[:, None],
+                newest.state[:, None],
+                place[:, None],
+                newest.cache,
             )
             return self.head.logits(params, state[:, 0]), _Newest(state[:, 0], cache)
 
@@ -78,17 +102,30 @@ class HeadDrafter:
         rows = drafts.rows + len(request.length) * (count - 2)
         return drafts._replace(rows=rows), newest.cache
 
-    def see(self, params: Any, cache: Any, request: DraftRequest, count: int) -> tuple[Array, Any]:
-        """Returns the head's states at the last `count` places of the texts, and the cache with them."""
+    def see(
+        self, params: Any, cache: Any, request: DraftRequest, count: int
+    ) -> tuple[Array, Any]:
+        """Returns the head's states at the last `count` places of the texts, and the
+        cache with them."""
         assert request.states is not None
-        texts, first = Prompts(request.tokens, request.length), request.length - 1 - count
+        texts, first = (
+            Prompts(request.tokens, request.length),
+            request.length - 1 - count,
+        )
         return self._see(params, cache, texts, first, count, request.states)
 
     def _see(
-        self, params: Any, cache: Any, texts: Prompts, first: Array, count: int, states: Array
+        self,
+        params: Any,
+        cache: Any,
+        texts: Prompts,
+        first: Array,
+        count: int,
+        states: Array,
     ) -> tuple[Array, Any]:
-        """Returns the head's states at `count` places of texts from `first` [B] on, and the cache; those that
-        there are not yet, for lack of a token after them, are padding."""
+        """Returns the head's states at `count` places of texts from `first` [B] on, and
+        the cache; those that there are not yet, for lack of a token after them, are
+        padding."""
         places = first[:, None] + jnp.arange(count)
         there = (places >= 0) & (places < texts.lengths[:, None] - 1)
         last = texts.tokens.shape[1] - 1
@@ -96,38 +133,55 @@ class HeadDrafter:
         tokens = jnp.take_along_axis(texts.tokens, jnp.minimum(index + 1, last), axis=1)
         known = jnp.take_along_axis(states, index[:, :, None], axis=1)
         places = jnp.where(there, places, states.shape[1])
-        return self.head.apply(params, tokens, self.head.joined(params, known), places, cache)
+        return self.head.apply(
+            params, tokens, self.head.joined(params, known), places, cache
+        )
 
 
-def draft_from_states(head: Any, target: Model, confidence: float = CONFIDENCE) -> Drafting:
-    """Makes a drafter of a head that reads the target's states, as `cspd_jax.load` returns it or as a pair.
+def draft_from_states(
+    head: Any, target: Model, confidence: float = CONFIDENCE
+) -> Drafting:
+    """Makes a drafter of a head that reads the target's states, as `cspd_jax.load`
+    returns it or as a pair.
 
     confidence: see `HeadDrafter`.
     """
     network, params = head if isinstance(head, tuple) else head.for_decoding
     lm, of_target = bound(target)
-    network = dataclasses.replace(network, config=network.config.bound_to(getattr(lm.config, "depth", None)))
+    network = dataclasses.replace(
+        network, config=network.config.bound_to(getattr(lm.config, "depth", None))
+    )
     if not isinstance(params["ids"], jax.core.Tracer):
         check_head_ids("the head", network.config, params["ids"])
     check_head(network.config, lm.config)
     if not network.config.own_embedding:
-        params = {**params, "embedding": expand(of_target["embed"], network.dtype)["embedding"]}
+        params = {
+            **params,
+            "embedding": expand(of_target["embed"], network.dtype)["embedding"],
+        }
     return Drafting(cast(Drafter, HeadDrafter(network, confidence)), params)
 
 
 def check_head(head: Any, target: Any) -> None:
-    """Raises a UserError unless a head can read the states of a target, both by their configurations."""
+    """Raises a UserError unless a head can read the states of a target, both by their
+    configurations."""
     if not target.causal:
-        raise UserError("a head drafts for causal models, and the target is a masked-diffusion model")
+        raise UserError(
+            "a head drafts for causal models, and the target is a masked-diffusion"
+            " model"
+        )
     if head.target_ids not in (target.vocab_size, target.known_ids):
         raise UserError(
-            f"the head is for a target of {head.target_ids} ids, and this one has {target.known_ids}"
+            f"the head is for a target of {head.target_ids} ids, and this one has"
+            f" {target.known_ids}"
         )
     if head.state_width != getattr(target, "width", head.state_width):
         raise UserError(
-            f"the head reads states of {head.state_width} numbers, and the target's have {target.width}"
+            f"the head reads states of {head.state_width} numbers, and the target's"
+            f" have {target.width}"
         )
     if max(head.entering) > getattr(target, "depth", max(head.entering)):
         raise UserError(
-            f"the head reads what enters layer {max(head.entering)}, and the target has {target.depth} layers"
+            f"the head reads what enters layer {max(head.entering)}, and the target has"
+            f" {target.depth} layers"
         )

@@ -1,1 +1,2 @@
-"""Programs built on the library: many images, how good they are, and a page to look at them."""
+"""Programs built on the library: many images, how good they are, and a page to look at
+them."""

@@ -1,4 +1,5 @@
-"""Serves a page on which plain and exact speculative generation are seen side by side."""
+"""Serves a page on which plain and exact speculative generation are seen side by
+side."""
 
 from __future__ import annotations
 
@@ -15,15 +16,24 @@ from cspd_jax.cli._flags import progress
 from cspd_jax.models import VAE, ImageModel, TextModel
 from cspd_jax.networks.config import NextStepConfig
 
-RULES = {"block verification": "block", "token by token": "google", "the very tokens of plain": "match"}
+RULES = {
+    "block verification": "block",
+    "token by token": "google",
+    "the very tokens of plain": "match",
+}
 MOVES = {f"self-speculation, {moves} moves ahead": moves for moves in (4, 8, 16)}
-MARKS = {2: "accepted draft", 3: "in place of a rejected draft", 4: "gained after all"}  # by `Trace.marks`
+MARKS = {
+    2: "accepted draft",
+    3: "in place of a rejected draft",
+    4: "gained after all",
+}  # by `Trace.marks`
 _COLOURS = dict(zip(MARKS.values(), ("blue", "orange", "green")))
 _WIDTH = 320  # of a picture, in pixels
 
 
 class Models(NamedTuple):
-    """What the page generates with; `reads` has the tokenizers of the two language models."""
+    """What the page generates with; `reads` has the tokenizers of the two language
+    models."""
 
     image: Any
     vae: Any
@@ -34,7 +44,8 @@ class Models(NamedTuple):
 
 
 class Side(NamedTuple):
-    """How far a side has come: its newest output, its steps, and their seconds without compilation."""
+    """How far a side has come: its newest output, its steps, and their seconds without
+    compilation."""
 
     made: Any = None
     steps: int = 0
@@ -42,12 +53,15 @@ class Side(NamedTuple):
     complete: bool = False
 
 
-Shown = Iterator[list[Any]]  # what is made and what it cost, of plain and of exact, again and again
+Shown = Iterator[
+    list[Any]
+]  # what is made and what it cost, of plain and of exact, again and again
 Show = Callable[[Side], tuple[Any, str]]
 
 
 def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
-    """Takes a step of each stream in turn until both have ended, and shows them meanwhile."""
+    """Takes a step of each stream in turn until both have ended, and shows them
+    meanwhile."""
     import jax
 
     from cspd_jax._utils.compilation import compile_seconds
@@ -59,18 +73,26 @@ def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
                 compiled, start = compile_seconds(), time.perf_counter()
                 made = jax.block_until_ready(next(streams[i], None))
                 took = time.perf_counter() - start - (compile_seconds() - compiled)
-                ended = side._replace(seconds=side.seconds + max(0.0, took), complete=True)
-                sides[i] = ended if made is None else Side(made, side.steps + 1, ended.seconds)
+                ended = side._replace(
+                    seconds=side.seconds + max(0.0, took), complete=True
+                )
+                sides[i] = (
+                    ended if made is None else Side(made, side.steps + 1, ended.seconds)
+                )
         shown: list[Any] = []
         for side in sides:
             content, counts = show(side)
-            counts += f"<br>{side.steps} steps, {side.seconds:.2f} s" + ", complete" * side.complete
+            counts += (
+                f"<br>{side.steps} steps, {side.seconds:.2f} s"
+                + ", complete" * side.complete
+            )
             shown += [content, counts]
         yield shown
 
 
 def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
-    """Returns the exact methods of a model, with how they denoise; a causal one drafts along chains only."""
+    """Returns the exact methods of a model, with how they denoise; a causal one drafts
+    along chains only."""
     along = {"speculation along denoising steps": (cspd_jax.Plain(), "speculative")}
     if isinstance(model.network, cspd_jax.image.CausalTokenModel):
         return along
@@ -78,7 +100,8 @@ def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
 
 
 def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -> Shown:
-    """Makes an image of a class or prompt, plainly and by a method; latents become a picture at the end."""
+    """Makes an image of a class or prompt, plainly and by a method; latents become a
+    picture at the end."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -89,7 +112,9 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
     for way, denoise in ((cspd_jax.Plain(), "plain"), image_methods(model)[method]):
         asked = cspd_jax.Options(**{**model.sampling, "cfg": cfg, "denoise": denoise})
         options = cspd_jax.image.resolve(model, way, asked)
-        streams.append(way.steps(model.network, model.params, keys, jnp.array([label]), options))
+        streams.append(
+            way.steps(model.network, model.params, keys, jnp.array([label]), options)
+        )
 
     def show(side: Side) -> tuple[Any, str]:
         (known, out), content = side.made, None
@@ -99,36 +124,52 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
             counts += f", {calls[0]} calls of the backbone and {calls[1]} of the head"
         if side.complete or models.vae is None:
             content = cspd_jax.to_images(model, out.tokens, models.vae)[0]
-            content = content.repeat(zoom := max(1, _WIDTH // len(content)), axis=0).repeat(zoom, axis=1)
+            content = content.repeat(
+                zoom := max(1, _WIDTH // len(content)), axis=0
+            ).repeat(zoom, axis=1)
             content = np.broadcast_to(content, (*content.shape[:2], 3))
         return content, counts
 
     return side_by_side(streams, show)
 
 
-def make_text(models: Models, method: str, key: Any, prompt: str, new: int, temperature: float) -> Shown:
-    """Continues a prompt, plainly and with drafts, each token marked by where it came from."""
+def make_text(
+    models: Models, method: str, key: Any, prompt: str, new: int, temperature: float
+) -> Shown:
+    """Continues a prompt, plainly and with drafts, each token marked by where it came
+    from."""
     from cspd_jax.tokenizers import pieces
 
     tokenizer, streams = models.reads[0], []
     ids = tokenizer.encode(prompt)
     for drafter, rule in ((None, None), (models.drafter, RULES[method])):
-        options = cspd_jax.text.Options(max_new_tokens=int(new), temperature=temperature, rule=rule)
+        options = cspd_jax.text.Options(
+            max_new_tokens=int(new), temperature=temperature, rule=rule
+        )
         streams.append(cspd_jax.text.stream(key, models.text, [ids], drafter, options))
 
     def show(side: Side) -> tuple[Any, str]:
         tokens, info = side.made
-        row, marks = (a[0, : int(info.trace.lengths[0])].tolist() for a in (tokens, info.trace.marks))
+        row, marks = (
+            a[0, : int(info.trace.lengths[0])].tolist()
+            for a in (tokens, info.trace.marks)
+        )
         parts = list(zip(pieces(tokenizer, row), map(MARKS.get, marks)))[len(ids) :]
         target, draft = (info.calls[name].sequential for name in ("target", "draft"))
-        counts = f"{len(parts)} tokens, {target} passes of the target and {draft} of the draft"
+        counts = (
+            f"{len(parts)} tokens, {target} passes of the target and {draft} of"
+            " the draft"
+        )
         return [(tokenizer.decode(ids), None), *parts], counts
 
     return side_by_side(streams, show)
 
 
-def make_masked(models: Models, method: str, key: Any, prompt: str, new: int, temperature: float) -> Shown:
-    """Fills places after a prompt, step by step and by self-speculation; free ones are dots."""
+def make_masked(
+    models: Models, method: str, key: Any, prompt: str, new: int, temperature: float
+) -> Shown:
+    """Fills places after a prompt, step by step and by self-speculation; free ones are
+    dots."""
     masked, model, tokenizer = cspd_jax.masked, models.masked, models.reads[1]
     asked = key, model, [tokenizer.encode(prompt)]
     options = masked.Options(max_new_tokens=int(new), temperature=temperature)
@@ -136,15 +177,26 @@ def make_masked(models: Models, method: str, key: Any, prompt: str, new: int, te
 
     def show(side: Side) -> tuple[Any, str]:
         free, ids = model.config.mask_ids[0], side.made.tokens[0].tolist()
-        parts = ((is_free, list(group)) for is_free, group in itertools.groupby(ids, lambda i: i == free))
-        text = "".join("·" * len(some) if is_free else tokenizer.decode(some) for is_free, some in parts)
-        counts = f"{sum(i != free for i in ids)} of {len(ids)} tokens, {side.made.info.sequential} passes"
+        parts = (
+            (is_free, list(group))
+            for is_free, group in itertools.groupby(ids, lambda i: i == free)
+        )
+        text = "".join(
+            "·" * len(some) if is_free else tokenizer.decode(some)
+            for is_free, some in parts
+        )
+        counts = (
+            f"{sum(i != free for i in ids)} of {len(ids)} tokens,"
+            f" {side.made.info.sequential} passes"
+        )
         return [(prompt + text, None)], counts
 
     return side_by_side([masked.stream(*asked, way, options) for way in ways], show)
 
 
-def told(make: Callable[..., Shown], models: Models, method: str, seed: float, *asked: Any) -> Shown:
+def told(
+    make: Callable[..., Shown], models: Models, method: str, seed: float, *asked: Any
+) -> Shown:
     """Yields what a button shows: what is made, or in one sentence why not."""
     from cspd_jax.keys import seed_key
 
@@ -169,37 +221,67 @@ def make_page(models: Models) -> Any:
     )
     image = functools.partial(gr.Image, format="png", interactive=False)
 
-    def add_tab(name: str, make: Any, methods: Any, content: Any, fields: Callable[[], list[Any]]) -> None:
+    def add_tab(
+        name: str,
+        make: Any,
+        methods: Any,
+        content: Any,
+        fields: Callable[[], list[Any]],
+    ) -> None:
         """Adds the fields of a family, its buttons, and the places for what is made."""
         with gr.Tab(name):
             with gr.Row():
-                own, method = fields(), gr.Dropdown(list(methods), label="Exact method, beside plain")
-                seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=2**32 - 1)
+                own, method = (
+                    fields(),
+                    gr.Dropdown(list(methods), label="Exact method, beside plain"),
+                )
+                seed = gr.Number(
+                    0, label="Seed", precision=0, minimum=0, maximum=2**32 - 1
+                )
             with gr.Row():
-                start, stop = gr.Button("Generate", variant="primary"), gr.Button("Stop")
+                start, stop = (
+                    gr.Button("Generate", variant="primary"),
+                    gr.Button("Stop"),
+                )
             shown = []
             with gr.Row():
                 for side in ("Plain", "Exact"):
                     with gr.Column():
                         shown += [content(label=side), gr.Markdown()]
             asked = functools.partial(told, make, models), [method, seed, *own], shown
-            running = start.click(*asked, show_progress="hidden", concurrency_id="one at a time")
+            running = start.click(
+                *asked, show_progress="hidden", concurrency_id="one at a time"
+            )
             stop.click(None, cancels=[running])
 
     def image_fields() -> list[Any]:
         model = models.image
         classes = [(model.class_name(i), i) for i in range(model.config.num_classes)]
         takes = isinstance(model.config, NextStepConfig)
-        what = gr.Textbox("a red bicycle", label="Prompt") if takes else gr.Dropdown(classes, label="Class")
-        return [what, gr.Slider(0, 10, model.sampling.get("cfg", 1.0), label="Guidance (1 is none)")]
+        what = (
+            gr.Textbox("a red bicycle", label="Prompt")
+            if takes
+            else gr.Dropdown(classes, label="Class")
+        )
+        return [
+            what,
+            gr.Slider(
+                0, 10, model.sampling.get("cfg", 1.0), label="Guidance (1 is none)"
+            ),
+        ]
 
     def text_fields() -> list[Any]:
         prompt = gr.Textbox("Return a list of", label="Prompt")
         new = gr.Slider(1, 256, 64, step=1, label="New tokens")
         return [prompt, new, gr.Slider(0, 2, 0, label="Temperature")]
 
-    with gr.Blocks(title="cspd-jax", analytics_enabled=False, delete_cache=(600, 600)) as page:
-        gr.Markdown("# cspd-jax\nThe same distribution, in fewer network calls one after the other.")
+    with gr.Blocks(
+        title="cspd-jax", analytics_enabled=False, delete_cache=(600, 600)
+    ) as page:
+        gr.Markdown(
+            "# cspd-jax\nThe same distribution, in fewer network calls one after the"
+            " other."
+        )
         add_tab("Images", make_image, image_methods(models.image), image, image_fields)
         add_tab("Text", make_text, RULES, texts, text_fields)
         add_tab("Masked text", make_masked, MOVES, texts, text_fields)
@@ -211,12 +293,21 @@ def load(args: argparse.Namespace) -> Models:
     from cspd_jax import hub, tokenizers
     from cspd_jax.cli.text import default_draft, load_drafter
 
-    image, target = cspd_jax.load(args.target, of=ImageModel), cspd_jax.load(args.text_target, of=TextModel)
+    image, target = (
+        cspd_jax.load(args.target, of=ImageModel),
+        cspd_jax.load(args.text_target, of=TextModel),
+    )
     masked = cspd_jax.load(args.masked_model, of=TextModel)
-    vae = args.vae or hub.own_vae(image) or ("kl16" if image.config.vae_stride > 1 else None)
+    vae = (
+        args.vae
+        or hub.own_vae(image)
+        or ("kl16" if image.config.vae_stride > 1 else None)
+    )
     drafter = load_drafter(args.text_draft or default_draft(target), target, "float32")
     reads = tokenizers.load_tokenizer(target), tokenizers.load_tokenizer(masked)
-    return Models(image, vae and cspd_jax.load(vae, of=VAE), target, drafter, masked, reads)
+    return Models(
+        image, vae and cspd_jax.load(vae, of=VAE), target, drafter, masked, reads
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -224,13 +315,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for flag, default, meaning in (
         ("--target", "words", "image model (default: words)"),
         ("--vae", None, "autoencoder of a model of latents"),
-        ("--text-target", "text-default", "causal language model (default: text-default)"),
+        (
+            "--text-target",
+            "text-default",
+            "causal language model (default: text-default)",
+        ),
         ("--text-draft", None, "its draft, as for cspd-jax text --draft"),
-        ("--masked-model", "masked-default", "masked-diffusion language model (default: masked-default)"),
+        (
+            "--masked-model",
+            "masked-default",
+            "masked-diffusion language model (default: masked-default)",
+        ),
     ):
         parser.add_argument(flag, default=default, metavar="MODEL", help=meaning)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=7860, help="0 takes a free one (default: 7860)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=7860, help="0 takes a free one (default: 7860)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -242,7 +345,9 @@ def run(args: argparse.Namespace) -> None:
     compilation.use_cache()
     page = make_page(load(args))
     where = {"server_name": args.host, "server_port": args.port or None}
-    _, url, _ = page.launch(**where, footer_links=[], quiet=True, prevent_thread_lock=True)
+    _, url, _ = page.launch(
+        **where, footer_links=[], quiet=True, prevent_thread_lock=True
+    )
     print(url, flush=True)
     progress("Ctrl-C stops it; what is asked for the first time is compiled first")
     page.block_thread()

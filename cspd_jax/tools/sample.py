@@ -1,8 +1,10 @@
-"""Generates many images into a folder of numbered shards, by as many processes as there are.
+"""Generates many images into a folder of numbered shards, by as many processes as there
+are.
 
-Process I of N makes the shards whose numbers are I modulo N. A shard that is there is not made again, so the
-same command continues after any interruption. Image i depends on the seed, i, its label, the method and the
-options only, up to rounding that depends on the batch.
+Process I of N makes the shards whose numbers are I modulo N. A shard that is there is
+not made again, so the same command continues after any interruption. Image i depends on
+the seed, i, its label, the method and the options only, up to rounding that depends on
+the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 from cspd_jax import __version__
 from cspd_jax._utils import compilation
-from cspd_jax._utils.files import check_writable, fingerprint, write_arrays, write_text, written_beside
+from cspd_jax._utils.files import (
+    check_writable,
+    fingerprint,
+    write_arrays,
+    write_text,
+    written_beside,
+)
 from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError
 from cspd_jax.cli import _images
@@ -39,11 +47,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     _images.add_flags(parser, "all, in turn")
     where = parser.add_argument_group("how many, and where to")
-    where.add_argument("--n", type=int, default=50_000, help="images in all (default: 50000)")
-    where.add_argument("--out", type=Path, required=True, metavar="DIR", help="their folder")
-    where.add_argument("--process", type=_process, metavar="I/N", help="this is process I (from 0) of N")
+    where.add_argument(
+        "--n", type=int, default=50_000, help="images in all (default: 50000)"
+    )
+    where.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="their folder"
+    )
+    where.add_argument(
+        "--process",
+        type=_process,
+        metavar="I/N",
+        help="this is process I (from 0) of N",
+    )
     where.add_argument("--tokens", action="store_true", help="store tokens too")
-    where.add_argument("--npz", type=Path, metavar="FILE", help="write one .npz for ADM's evaluator, too")
+    where.add_argument(
+        "--npz",
+        type=Path,
+        metavar="FILE",
+        help="write one .npz for ADM's evaluator, too",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -52,12 +74,26 @@ def run(args: argparse.Namespace) -> None:
         check_writable(place)
     compilation.use_cache()
     process = args.process or (jax.process_index(), jax.process_count())
-    model, vae = _images.models_of(args, jax.local_devices())  # processes share the folder, not a mesh
+    model, vae = _images.models_of(
+        args, jax.local_devices()
+    )  # processes share the folder, not a mesh
     if vae is None and model.config.vae_stride != 1:
-        raise UserError(f"{model.name} makes latents; name the autoencoder that decodes them (--vae)")
-    request = _images.request_of(args, model, vae, np.resize(_images.read_labels(args, model), args.n))
+        raise UserError(
+            f"{model.name} makes latents; name the autoencoder that decodes them"
+            " (--vae)"
+        )
+    request = _images.request_of(
+        args, model, vae, np.resize(_images.read_labels(args, model), args.n)
+    )
     options = resolve(model, request.method, request.options, args.n)
-    sample(request._replace(options=options), args.out, args.batch, vae, args.tokens, process)
+    sample(
+        request._replace(options=options),
+        args.out,
+        args.batch,
+        vae,
+        args.tokens,
+        process,
+    )
     sync_global_devices("samples")  # after which all shards are there
     if jax.process_index() == 0:
         report = finish(args.out, args.npz)
@@ -95,9 +131,11 @@ def sample(
             bar.update(batch)
 
 
-def _make(request: Request, first: int, batch: int, vae: VAE | None, tokens: bool) -> dict[str, Any]:
-    """Makes the arrays of the shard that begins with image `first`. The last batch is filled up by its last
-    image, which is dropped."""
+def _make(
+    request: Request, first: int, batch: int, vae: VAE | None, tokens: bool
+) -> dict[str, Any]:
+    """Makes the arrays of the shard that begins with image `first`. The last batch is
+    filled up by its last image, which is dropped."""
     model, labels = request.model, np.asarray(request.labels, np.int32)
     index = np.minimum(first + np.arange(batch), len(labels) - 1)
     keys = row_keys(request.key, batch, first)[index - first]
@@ -107,16 +145,27 @@ def _make(request: Request, first: int, batch: int, vae: VAE | None, tokens: boo
     images = np.asarray(made)[:count]
     finite = np.isfinite(images).all(axis=(1, 2))
     if not finite.any():
-        raise UserError(f"the images from number {first} on are all NaN or infinity: the model diverged")
-    arrays = {"arr_0": pixels.to_images(model, images, vae), "labels": labels[index[:count]]}
+        raise UserError(
+            f"the images from number {first} on are all NaN or infinity: the model"
+            " diverged"
+        )
+    arrays = {
+        "arr_0": pixels.to_images(model, images, vae),
+        "labels": labels[index[:count]],
+    }
     arrays |= {"finite": finite, "truncated": np.asarray(info.truncated)[:count]}
     return arrays | ({"tokens": images} if tokens else {})
 
 
-def _manifest(request: Request, batch: int, vae: VAE | None, tokens: bool) -> dict[str, Any]:
-    """Says everything that the images depend on, as JSON, and whether they have the target's law."""
+def _manifest(
+    request: Request, batch: int, vae: VAE | None, tokens: bool
+) -> dict[str, Any]:
+    """Says everything that the images depend on, as JSON, and whether they have the
+    target's law."""
     key, model, labels, method, options = request
-    weights = lambda it: None if it is None else f"{it.name} {fingerprint(it.config, it.params)}"
+    weights = lambda it: (
+        None if it is None else f"{it.name} {fingerprint(it.config, it.params)}"
+    )
     known = None if options.known is None else fingerprint("known", options.known)
     manifest = {
         "version": __version__,
@@ -128,7 +177,11 @@ def _manifest(request: Request, batch: int, vae: VAE | None, tokens: bool) -> di
         "target": weights(model),
         "dtype": np.dtype(model.network.dtype).name,
         "vae": weights(vae),
-        "method": {**(method.describe() or {}), "name": method.name, "criterion": method.criterion_name},
+        "method": {
+            **(method.describe() or {}),
+            "name": method.name,
+            "criterion": method.criterion_name,
+        },
         "draft": weights(method.draft_model),
         "sampler": {**options.report(), "known": known},
         **judgement(method, options)._asdict(),
@@ -140,43 +193,63 @@ def _begin(folder: Path, manifest: dict[str, Any]) -> None:
     """Makes the folder, or returns to it; UserError if anything else is in it."""
     folder.mkdir(exist_ok=True)
     file = folder / MANIFEST
-    if not file.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise UserError(f"{folder} is not empty and holds no samples; choose another --out")
+    if not file.exists() and any(
+        not path.name.startswith(".") for path in folder.iterdir()
+    ):
+        raise UserError(
+            f"{folder} is not empty and holds no samples; choose another --out"
+        )
     stored = json.loads(file.read_text()) if file.exists() else manifest
     for name, here in manifest.items():
         if stored.get(name) != here:
             there = f"{name} is {stored.get(name)} there and {here} here"
-            raise UserError(f"{folder} holds other samples: {there}; choose another --out")
+            raise UserError(
+                f"{folder} holds other samples: {there}; choose another --out"
+            )
     write_text(file, json.dumps(manifest, indent=2) + "\n")
     (folder / "shards").mkdir(exist_ok=True)
 
 
 def finish(folder: Path, npz: Path | None = None) -> dict[str, Any]:
-    """Writes the file that is asked for, if all shards are there; returns the manifest with what is known
-    now."""
-    report, there = json.loads((folder / MANIFEST).read_text()), list(read(folder, "finite", "truncated"))
+    """Writes the file that is asked for, if all shards are there; returns the manifest
+    with what is known now."""
+    report, there = (
+        json.loads((folder / MANIFEST).read_text()),
+        list(read(folder, "finite", "truncated")),
+    )
     gathered = lambda name: np.concatenate([[], *(shard[name] for shard in there)])
     finite, truncated = gathered("finite"), gathered("truncated")
-    exactness = judged(Exactness(report["lossless"], report["why"]), int(truncated.sum()))
-    report |= {"made": len(finite), "non_finite": int(np.sum(finite == 0)), **exactness._asdict()}
+    exactness = judged(
+        Exactness(report["lossless"], report["why"]), int(truncated.sum())
+    )
+    report |= {
+        "made": len(finite),
+        "non_finite": int(np.sum(finite == 0)),
+        **exactness._asdict(),
+    }
     if not exactness.lossless:
         progress(f"lossy: {exactness.why}")
     if len(finite) < report["images"]:
-        progress(f"{len(finite)} of {report['images']} images are there; other processes make the rest")
+        progress(
+            f"{len(finite)} of {report['images']} images are there; other processes"
+            " make the rest"
+        )
     elif npz is not None:
         _write_npz(folder, npz, report["images"])
     return report
 
 
 def read(folder: Path, *names: str) -> Iterator[dict[str, np.ndarray]]:
-    """Yields these arrays of each shard that is there, in order: arr_0 uint8 [k, H, W, C], labels [k], ..."""
+    """Yields these arrays of each shard that is there, in order: arr_0 uint8 [k, H, W,
+    C], labels [k], ..."""
     for path in sorted((folder / "shards").glob("[0-9]*.npz")):
         with np.load(path) as arrays:
             yield {name: arrays[name] for name in names}
 
 
 def _write_npz(folder: Path, path: Path, images: int) -> None:
-    """Writes arr_0, uint8 [N, H, W, C], in the order of the images; one shard is held at a time."""
+    """Writes arr_0, uint8 [N, H, W, C], in the order of the images; one shard is held
+    at a time."""
     shape = (images, *next(read(folder, "arr_0"))["arr_0"].shape[1:])
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     with (

@@ -1,1 +1,2 @@
-"""Training: resumable runs, the optimiser, and the objectives of image and text models."""
+"""Training: resumable runs, the optimiser, and the objectives of image and text
+models."""

@@ -68,7 +68,9 @@ _GLYPHS = TrainConfig(
     warmup=300,
     decay=6_000,
 )
-_GLYPHS_DRAFT = _but(_GLYPHS, model=_SMALLER, steps=5_000, learning_rate=2e-3, warmup=200, decay=4_000)
+_GLYPHS_DRAFT = _but(
+    _GLYPHS, model=_SMALLER, steps=5_000, learning_rate=2e-3, warmup=200, decay=4_000
+)
 
 _CAUSAL = RunConfig(
     model=_SMALL_CAUSAL,
@@ -100,8 +102,8 @@ _WORDS = _but(
 )
 _WORDS_DRAFT = _but(_WORDS, model=_but(_SMALLER, **_OF_WORDS, encoder_depth=1))
 
-# Llamas over bytes. Deep and narrow: on a CPU the cost of a forward pass for one token is proportional to its
-# operations.
+# Llamas over bytes. Deep and narrow: on a CPU the cost of a forward pass for one token
+# is proportional to its operations.
 _BYTES = LMConfig(
     family="llama",
     vocab_size=CAUSAL_SIZE,
@@ -117,7 +119,8 @@ _BYTES = LMConfig(
     bos_ids=(END_OF_TEXT,),
     eos_ids=(END_OF_TEXT,),
 )
-# A masked-diffusion model of the same shape, as long as its rows, which can start from its weights.
+# A masked-diffusion model of the same shape, as long as its rows, which can start from
+# its weights.
 _MASKED_BYTES = _but(
     _BYTES,
     family="dream",
@@ -142,7 +145,9 @@ _TEXT = RunConfig(
 )
 _TEXT_DRAFT = _but(
     _TEXT,
-    model=_but(_BYTES, width=128, depth=1, heads=4, kv_heads=4, head_dim=32, mlp_width=256),
+    model=_but(
+        _BYTES, width=128, depth=1, heads=4, kv_heads=4, head_dim=32, mlp_width=256
+    ),
     steps=4_000,
     batch=16,
     warmup=100,
@@ -155,7 +160,9 @@ PRESETS: dict[str, RunConfig] = {
     "glyphs": _GLYPHS,
     "glyphs-draft": _GLYPHS_DRAFT,
     # For `distill --init` with a draft trained on the data.
-    "glyphs-distill": _but(_GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200),
+    "glyphs-distill": _but(
+        _GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200
+    ),
     "glyphs-causal": _CAUSAL,
     "glyphs-causal-draft": _but(
         _CAUSAL,
@@ -164,29 +171,47 @@ PRESETS: dict[str, RunConfig] = {
     ),
     "words": _WORDS,
     # For `train --init` with a model of the preset before.
-    "words-longer": _but(_WORDS, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1),
+    "words-longer": _but(
+        _WORDS, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1
+    ),
     "words-draft": _WORDS_DRAFT,
     # For `distill --init` with a draft trained on the data.
     "words-distill": _but(
-        _WORDS_DRAFT, learning_rate=1e-3, warmup=100, copies=2, focus=0.0, max_weight=1.0, hint=0.0, settle=0
+        _WORDS_DRAFT,
+        learning_rate=1e-3,
+        warmup=100,
+        copies=2,
+        focus=0.0,
+        max_weight=1.0,
+        hint=0.0,
+        settle=0,
     ),
     "words-causal": _but(
         _CAUSAL,
-        model=_but(_SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2),
+        model=_but(
+            _SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2
+        ),
         data=Words(),
         steps=6_000,
         decay=4_800,
     ),
     "text-target": _TEXT,
-    # For `train --init` with a target trained on short rows: attention does not extrapolate to longer ones.
-    "text-target-long": _but(_TEXT, **_LONG, batch=2, learning_rate=6e-4, warmup=20, decay=380),
+    # For `train --init` with a target trained on short rows: attention does not
+    # extrapolate to longer ones.
+    "text-target-long": _but(
+        _TEXT, **_LONG, batch=2, learning_rate=6e-4, warmup=20, decay=380
+    ),
     "text-draft": _TEXT_DRAFT,
     # For `distill --init` with a draft trained on the data.
-    "text-distill": _but(_TEXT_DRAFT, **_LONG, batch=4, learning_rate=1e-3, warmup=50, decay=350),
+    "text-distill": _but(
+        _TEXT_DRAFT, **_LONG, batch=4, learning_rate=1e-3, warmup=50, decay=350
+    ),
     # For `train --init` with a causal target.
     "masked-text": _MASKED,
     # For `train --init` with a model of the preset before.
-    "masked-text-longer": _but(_MASKED, steps=16_000, learning_rate=2.5e-3, decay=13_000, seed=1),
+    "masked-text-longer": _but(
+        _MASKED, steps=16_000, learning_rate=2.5e-3, decay=13_000, seed=1
+    ),
     # For `distill --states`; the model is made for the target.
     "text-states": HeadTrainConfig(
         model=EagleConfig(_BYTES, (0,), _BYTES.width, _BYTES.vocab_size),
@@ -208,22 +233,34 @@ _MOST_SIDE = 64  # pixels of an image of a folder
 
 
 def of_folder(root: str) -> TrainConfig:
-    """Returns a small model of the pictures in a folder: of the first one's size up to 64 x 64, in at most 64
-    tokens."""
+    """Returns a small model of the pictures in a folder: of the first one's size up to
+    64 x 64, in at most 64 tokens."""
     names, files = list_images(root)
     with Image.open(files[0][0]) as first:
-        side, channels = min(*first.size, _MOST_SIDE), 1 if first.mode in ("1", "L", "I;16") else 3
+        side, channels = (
+            min(*first.size, _MOST_SIDE),
+            1 if first.mode in ("1", "L", "I;16") else 3,
+        )
     patch = 4 if side < 36 else 8
     grid = side // patch
     sizes = {"seq_len": grid**2, "token_dim": patch**2 * channels, "patch_size": patch}
-    data = Folder(root, grid * patch, channels, held_out=min(20, max(2, len(files) // 2)))
+    data = Folder(
+        root, grid * patch, channels, held_out=min(20, max(2, len(files) // 2))
+    )
     model = _but(_SMALL, **sizes, num_classes=len(names))
     return _but(_GLYPHS, model=model, data=data)
 
 
 def draft_of(target: MARConfig, data: Any) -> TrainConfig:
     """Returns a small model that makes the target's tokens, and learns on `data`."""
-    names = ("seq_len", "token_dim", "num_classes", "respacing", "patch_size", "vae_stride")
+    names = (
+        "seq_len",
+        "token_dim",
+        "num_classes",
+        "respacing",
+        "patch_size",
+        "vae_stride",
+    )
     model = _but(_SMALLER, **{name: getattr(target, name) for name in names})
     return _but(_GLYPHS_DRAFT, model=model, data=data)
 

@@ -1,4 +1,5 @@
-"""Whole runs as functions: models from data, drafts from a target, heads from a target's states."""
+"""Whole runs as functions: models from data, drafts from a target, heads from a
+target's states."""
 
 from __future__ import annotations
 
@@ -28,7 +29,14 @@ from cspd_jax.training.config import HeadTrainConfig, RunConfig, TrainConfig, to
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.text import CORPUS, prompt_ids, read_lines
 from cspd_jax.training.image import distillation, flow, mar
-from cspd_jax.training.run import INIT, Learning, TrainState, begin, first_state, run_key
+from cspd_jax.training.run import (
+    INIT,
+    Learning,
+    TrainState,
+    begin,
+    first_state,
+    run_key,
+)
 from cspd_jax.training.text import objective, rows, states
 
 Array = jax.Array
@@ -48,11 +56,11 @@ def train(
     """Trains an image model or a language model in the folder `out`; returns a report.
 
     init: names the weights it starts from, in place of random ones.
-    target: names the model whose draft it becomes: it learns what that does, and the report says how often it
-        is accepted. Without `init` the first half of the steps learn the data, as an untrained draft is too
-        far from the target.
-    origin: whether a language model learns a target on rows of the "data", on so many `samples` of the
-        "target", or "both".
+    target: names the model whose draft it becomes: it learns what that does, and the
+        report says how often it is accepted. Without `init` the first half of the steps
+        learn the data, as an untrained draft is too far from the target.
+    origin: whether a language model learns a target on rows of the "data", on so many
+        `samples` of the "target", or "both".
     """
     is_text = isinstance(config.model, LMConfig)
     if target is not None:
@@ -73,49 +81,70 @@ def train(
         teacher = network, replicate(mesh, model.params)
         taught = (objective if is_text else distillation).learning(config, teacher)
         if is_text and origin != "data":
-            own = rows.continuations(pair, config.data, samples, out / "samples.npz", config.seed)
+            own = rows.continuations(
+                pair, config.data, samples, out / "samples.npz", config.seed
+            )
             taught = on_rows(config, taught, own, origin == "both")
         learning = data_first(config, learning, taught) if init is None else taught
     state = runs.run(config, out, first, learning, mesh)
     report: dict[str, Any] = {}
     if is_text:
-        report = objective.measure(config.data, LM(config.model), state.ema, *(pair if target else ()))
+        report = objective.measure(
+            config.data, LM(config.model), state.ema, *(pair if target else ())
+        )
     elif target is not None:
         report = distillation.measure(model, config, state.ema)
-    return finished(out, config, state.ema, report, "train" if target is None else "distill")
+    return finished(
+        out, config, state.ema, report, "train" if target is None else "distill"
+    )
 
 
 def finished(
     out: pathlib.Path, config: Any, params: Any, report: dict[str, Any], command: str
 ) -> dict[str, Any]:
-    """Writes the model of a run, in the first process and unless it is there; returns the report."""
+    """Writes the model of a run, in the first process and unless it is there; returns
+    the report."""
     extra: dict[str, Any] = {"training": to_json(config)}
     if isinstance(config.model, LMConfig):
-        kind, extra["corpus"] = "lm", {"corpus": CORPUS, "python": platform.python_version()}
+        kind, extra["corpus"] = (
+            "lm",
+            {"corpus": CORPUS, "python": platform.python_version()},
+        )
     elif isinstance(config, HeadTrainConfig):
         kind = "eagle"
     else:
-        kind, extra["class_names"] = kind_name(config.model), list(config.data.class_names)
+        kind, extra["class_names"] = (
+            kind_name(config.model),
+            list(config.data.class_names),
+        )
     path = out / "model"
     if jax.process_index() == 0 and not path.exists():
-        weights.save(path, kind, config.model, params, source=f"cspd-jax {command}", extra=extra)
+        weights.save(
+            path, kind, config.model, params, source=f"cspd-jax {command}", extra=extra
+        )
     return {**report, "steps": config.steps, "model": str(path)}
 
 
 def data_first(config: Any, before: Learning, then: Learning) -> Learning:
-    """Returns how the first half of the steps learn as in `before`, on the same batches."""
+    """Returns how the first half of the steps learn as in `before`, on the same
+    batches."""
     stage = lambda number: before if number < config.steps // 2 else then
     return Learning(then.batch, lambda number, *more: stage(number).step(number, *more))
 
 
-def on_rows(config: RunConfig, learning: Learning, own: np.ndarray, both: bool) -> Learning:
-    """Returns how the same is learnt on given rows, or on these and the data in turn."""
+def on_rows(
+    config: RunConfig, learning: Learning, own: np.ndarray, both: bool
+) -> Learning:
+    """Returns how the same is learnt on given rows, or on these and the data in
+    turn."""
 
     def batch(step: int) -> np.ndarray:
         index = step // 2 if both else step
         if both and step % 2 == 0:
             return learning.batch(index)
-        return own[shuffled(len(own), index, config.batch, seed=config.seed, split="train")]
+        return own[
+            shuffled(len(own), index, config.batch, seed=config.seed, split="train")
+        ]
 
     return Learning(batch, learning.step)
 
@@ -129,8 +158,8 @@ def distill_head(
     ids: int = 8192,
     mesh: Mesh | None = None,
 ) -> dict[str, Any]:
-    """Trains a head that drafts from its target's states, on the target's answers, in the folder `out`;
-    reports how often its drafts are accepted.
+    """Trains a head that drafts from its target's states, on the target's answers, in
+    the folder `out`; reports how often its drafts are accepted.
 
     prompts: a file with one prompt per line.
     samples: answers that are made.
@@ -138,22 +167,38 @@ def distill_head(
     """
     model = hub.load(target, of=TextModel)
     layers, known = model.config, model.config.known_ids
-    config = dataclasses.replace(config, model=states.head_config(layers, min(ids, known)))
+    config = dataclasses.replace(
+        config, model=states.head_config(layers, min(ids, known))
+    )
     questions = prompt_ids(model, read_lines(prompts))
     begin(out, config, target=target, prompts=str(prompts), samples=samples)
-    pair, entering, length = (model.network, model.params), config.model.entering, config.data.length
-    asked = [prompt for number, prompt in enumerate(questions) if number % _HELD_OUT_ONE_IN]
-    taught = rows.answers(pair, asked, length, samples, out / "answers.npz", entering, config.seed)
+    pair, entering, length = (
+        (model.network, model.params),
+        config.model.entering,
+        config.data.length,
+    )
+    asked = [
+        prompt for number, prompt in enumerate(questions) if number % _HELD_OUT_ONE_IN
+    ]
+    taught = rows.answers(
+        pair, asked, length, samples, out / "answers.npz", entering, config.seed
+    )
     frequencies = np.bincount(taught.answered, minlength=known)
     frequent = states.frequent_ids(frequencies, config.model.ids, layers.eos_ids)
     given = states.given_by(layers, model.params, frequent)
-    params = states.first_params(config.model, model.params, layers.depth, given, config.seed)
+    params = states.first_params(
+        config.model, model.params, layers.depth, given, config.seed
+    )
     mesh = mesh or runs.all_devices()
     learning = states.learning(config, taught, replicate(mesh, given))
     state = runs.run(config, out, first_state(config, params), learning, mesh)
     params = {**state.ema, "ids": frequent}
-    report = states.measure(config, pair, params, questions[::_HELD_OUT_ONE_IN][:_MEASURED])
-    report["coverage"] = round(float(frequencies[frequent].sum() / frequencies.sum()), 4)
+    report = states.measure(
+        config, pair, params, questions[::_HELD_OUT_ONE_IN][:_MEASURED]
+    )
+    report["coverage"] = round(
+        float(frequencies[frequent].sum() / frequencies.sum()), 4
+    )
     return finished(out, config, params, report, "distill")
 
 
@@ -161,39 +206,72 @@ def distill_head(
 def init_state(config: Any) -> TrainState:
     """Returns the state of a run that starts from random weights."""
     key = run_key(config.seed, INIT)
-    init_params = lm.init_params if isinstance(config.model, LMConfig) else kind_of(config.model).init_params
+    init_params = (
+        lm.init_params
+        if isinstance(config.model, LMConfig)
+        else kind_of(config.model).init_params
+    )
     params = init_params(config.model, key)
     if isinstance(config, TrainConfig) and config.on_grid:
-        params = {**params, "backbone": mar.on_grid(jax.random.fold_in(key, 1), params["backbone"])}
+        params = {
+            **params,
+            "backbone": mar.on_grid(jax.random.fold_in(key, 1), params["backbone"]),
+        }
     return first_state(config, params)
 
 
-# Fields that may differ between a causal model and the masked-diffusion model that starts from its weights.
-_CHANGED = ("family", "vocab_size", "known_ids", "max_positions", "causal", "shifted", "mask_ids")
+# Fields that may differ between a causal model and the masked-diffusion model that
+# starts from its weights.
+_CHANGED = (
+    "family",
+    "vocab_size",
+    "known_ids",
+    "max_positions",
+    "causal",
+    "shifted",
+    "mask_ids",
+)
 
 
 def initial_params(model: Any, config: Any) -> Any:
-    """Returns the parameters that a run of `config` starts from: those of an equal model or, if this one is
-    masked with shifted predictions, of a causal one. New ids, such as the mask, start as the mean of the
-    others.
+    """Returns the parameters that a run of `config` starts from: those of an equal
+    model or, if this one is masked with shifted predictions, of a causal one. New ids,
+    such as the mask, start as the mean of the others.
 
-    A causal model's hidden state i - 1 predicts the token at i, as a shifted model's does, so it already
-    knows most of what the other has to learn. Dream was initialised in this way.
+    A causal model's hidden state i - 1 predicts the token at i, as a shifted model's
+    does, so it already knows most of what the other has to learn. Dream was initialised
+    in this way.
     """
     if model.config == config:
         return model.params
-    causal = isinstance(config, LMConfig) and isinstance(model, TextModel) and model.config.causal
+    causal = (
+        isinstance(config, LMConfig)
+        and isinstance(model, TextModel)
+        and model.config.causal
+    )
     changed = {name: getattr(config, name) for name in _CHANGED} if causal else {}
-    if not causal or not config.shifted or dataclasses.replace(model.config, **changed) != config:
+    if (
+        not causal
+        or not config.shifted
+        or dataclasses.replace(model.config, **changed) != config
+    ):
         raise UserError(
-            f"--init {model.name} has other sizes than the model of this run; choose its preset or --set"
+            f"--init {model.name} has other sizes than the model of this run; choose"
+            " its preset or --set"
         )
 
     def padded(table: Array, axis: int) -> Array:
-        new = jnp.repeat(jnp.mean(table, axis, keepdims=True), config.vocab_size - table.shape[axis], axis)
+        new = jnp.repeat(
+            jnp.mean(table, axis, keepdims=True),
+            config.vocab_size - table.shape[axis],
+            axis,
+        )
         return jnp.concatenate([table, new], axis)
 
-    params = {**model.params, "embed": {"embedding": padded(model.params["embed"]["embedding"], 0)}}
+    params = {
+        **model.params,
+        "embed": {"embedding": padded(model.params["embed"]["embedding"], 0)},
+    }
     if not config.tie_embeddings:
         params["head"] = {"kernel": padded(params["head"]["kernel"], 1)}
     return params
@@ -202,18 +280,30 @@ def initial_params(model: Any, config: Any) -> Any:
 # What a draft has in common with its target.
 _SHARED: dict[type, tuple[str, ...]] = {
     LMConfig: ("vocab_size", "causal", "bos_ids", "eos_ids", "mask_ids"),
-    MARConfig: ("token_dim", "seq_len", "num_classes", "patch_size", "vae_stride", "respacing"),
+    MARConfig: (
+        "token_dim",
+        "seq_len",
+        "num_classes",
+        "patch_size",
+        "vae_stride",
+        "respacing",
+    ),
 }
 
 
 def check_pair(draft: Any, target: Any) -> None:
     """Raises UserError unless the one can learn the other."""
     if type(draft) not in _SHARED:
-        raise UserError("a draft of a causal image model is trained on the data, by cspd-jax train")
+        raise UserError(
+            "a draft of a causal image model is trained on the data, by cspd-jax train"
+        )
     for name in _SHARED[type(draft)]:
         have, want = getattr(draft, name), getattr(target, name, None)
         if have != want:
-            raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")
+            raise UserError(
+                f"the draft's {name} is {have}, the target's is {want}; they must be"
+                " equal"
+            )
 
 
 def check_fit(config: RunConfig) -> None:

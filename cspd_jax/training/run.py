@@ -1,8 +1,8 @@
 """One loop for all that is learnt, its state, and one step of the optimiser.
 
-A run is a folder with settings, checkpoints, the loss, and the model at the end. Its step n is a function of
-(its settings, n), and a checkpoint holds everything else. A run that was stopped and goes on therefore ends
-with the same bits as one that was not.
+A run is a folder with settings, checkpoints, the loss, and the model at the end. Its
+step n is a function of (its settings, n), and a checkpoint holds everything else. A run
+that was stopped and goes on therefore ends with the same bits as one that was not.
 """
 
 from __future__ import annotations
@@ -75,9 +75,14 @@ def first_state(config: RunConfig, params: Any) -> TrainState:
     return TrainState(copy(), copy(), optimizer(config).init(params), jnp.int32(0))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "loss"), donate_argnames=("state",))
+@functools.partial(
+    jax.jit, static_argnames=("config", "loss"), donate_argnames=("state",)
+)
 def descend(
-    config: RunConfig, loss: Callable[..., tuple[Array, Array]], state: TrainState, *inputs: Any
+    config: RunConfig,
+    loss: Callable[..., tuple[Array, Array]],
+    state: TrainState,
+    *inputs: Any,
 ) -> tuple[TrainState, Array]:
     """Takes one step down the gradient of a loss; compiled once for each.
 
@@ -85,7 +90,9 @@ def descend(
     """
     key = jax.random.fold_in(run_key(config.seed, STEP), state.step)
     gradient, logged = jax.grad(loss, has_aux=True)(state.params, key, *inputs)
-    updates, of_optimizer = optimizer(config).update(gradient, state.optimizer, state.params)
+    updates, of_optimizer = optimizer(config).update(
+        gradient, state.optimizer, state.params
+    )
     params = optax.apply_updates(state.params, updates)
     # A young average has a shorter memory; it moves when the weights do.
     number = state.step // config.accumulate
@@ -112,11 +119,14 @@ def optimizer(config: RunConfig) -> optax.GradientTransformation:
 
 
 def learning_rate(config: RunConfig) -> optax.Schedule:
-    """Returns a rate that rises in a line, stays, and falls along a cosine over the last `decay` steps."""
+    """Returns a rate that rises in a line, stays, and falls along a cosine over the
+    last `decay` steps."""
 
     def rate(step):
         rising = jnp.minimum(1.0, (step + 1) / max(1, config.warmup))
-        done = jnp.clip((step - (config.steps - config.decay)) / max(1, config.decay), 0.0, 1.0)
+        done = jnp.clip(
+            (step - (config.steps - config.decay)) / max(1, config.decay), 0.0, 1.0
+        )
         falling = _FINAL_RATE + (1 - _FINAL_RATE) * 0.5 * (1 + jnp.cos(jnp.pi * done))
         return config.learning_rate * rising * (falling if config.decay else 1.0)
 
@@ -124,9 +134,12 @@ def learning_rate(config: RunConfig) -> optax.Schedule:
 
 
 def decayed(params: dict) -> dict:
-    """Says which leaves weight decay applies to: as in MAR, nothing in the head, no biases and no norms."""
+    """Says which leaves weight decay applies to: as in MAR, nothing in the head, no
+    biases and no norms."""
     return {
-        part: jax.tree.map(lambda leaf, decays=part != "head": decays and leaf.ndim > 1, leaves)
+        part: jax.tree.map(
+            lambda leaf, decays=part != "head": decays and leaf.ndim > 1, leaves
+        )
         for part, leaves in params.items()
     }
 
@@ -151,7 +164,8 @@ def begin(out: pathlib.Path, config: RunConfig, **begun: Any) -> None:
         stored = json.loads(path.read_text(encoding="utf-8"))
         if differ := [name for name in settings if stored.get(name) != settings[name]]:
             raise UserError(
-                f"the run in {out} was begun with another {differ[0].replace('_', ' ')}; repeat its command,"
+                f"the run in {out} was begun with another"
+                f" {differ[0].replace('_', ' ')}; repeat its command,"
                 " or choose another folder"
             )
 
@@ -163,19 +177,26 @@ def run(
     learning: Learning,
     mesh: Mesh | None = None,
 ) -> TrainState:
-    """Trains in the folder `out`, from its newest checkpoint if there is one; returns the last state.
+    """Trains in the folder `out`, from its newest checkpoint if there is one; returns
+    the last state.
 
-    Ctrl-C and SIGTERM take effect after a step, when it is saved. Of several processes the first one writes.
+    Ctrl-C and SIGTERM take effect after a step, when it is saved. Of several processes
+    the first one writes.
 
     first: the state that a new run starts from.
     learning: what it learns from and how.
-    mesh: the devices (default: all). Parameters are cut along its model axis, batches along its data axis.
-        It is no part of what defines a run, which can go on with other devices.
+    mesh: the devices (default: all). Parameters are cut along its model axis, batches
+        along its data axis. It is no part of what defines a run, which can go on with
+        other devices.
     """
     mesh = mesh or all_devices()
     rows = NamedSharding(mesh, PartitionSpec(DATA))
-    whole = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    spread = lambda batch: jax.tree.map(lambda array: put(np.asarray(array), rows), batch)
+    whole = jax.jit(
+        lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec())
+    )
+    spread = lambda batch: jax.tree.map(
+        lambda array: put(np.asarray(array), rows), batch
+    )
     state = place(mesh, first, config.model)
     placed = jax.tree.map(lambda array: array.sharding, state)
     options = ocp.CheckpointManagerOptions(
@@ -183,16 +204,23 @@ def run(
     )
     manager = ocp.CheckpointManager((out / "checkpoints").resolve(), options=options)
     step = manager.latest_step() or 0
-    save = lambda: manager.save(step, args=ocp.args.StandardSave(state._asdict()), force=True)
+    save = lambda: manager.save(
+        step, args=ocp.args.StandardSave(state._asdict()), force=True
+    )
     with contextlib.closing(manager), held_back() as signals:
         if step:
             like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state._asdict())
-            state = TrainState(**manager.restore(step, args=ocp.args.StandardRestore(like)))
+            state = TrainState(
+                **manager.restore(step, args=ocp.args.StandardRestore(like))
+            )
         log, batch = Log(out, config, step), learning.batch(step)
         while step < config.steps and not signals:
             state, loss = learning.step(step, state, spread(batch))
             state = jax.device_put(state, placed)
-            step, batch = step + 1, learning.batch(step + 1)  # while the devices compute
+            step, batch = (
+                step + 1,
+                learning.batch(step + 1),
+            )  # while the devices compute
             log.add(step, loss)
             if step % config.checkpoint_every == 0:
                 save()
@@ -200,7 +228,11 @@ def run(
         if step > (manager.latest_step() or 0):
             save()
         if signals:
-            print(f"stopped after step {step} of {config.steps}; the same command goes on", file=sys.stderr)
+            print(
+                f"stopped after step {step} of {config.steps}; the same command goes"
+                " on",
+                file=sys.stderr,
+            )
     return state._replace(ema=jax.tree.map(np.asarray, whole(state.ema)))
 
 
@@ -208,13 +240,18 @@ def run(
 def held_back() -> Iterator[list[int]]:
     """Holds Ctrl-C and SIGTERM back until the block ends, and lists those that came.
 
-    What is ignored, as Ctrl-C is in the background of a shell, stays ignored. Several processes would not
-    stop at the same step, so there nothing is held back.
+    What is ignored, as Ctrl-C is in the background of a shell, stays ignored. Several
+    processes would not stop at the same step, so there nothing is held back.
     """
     came: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM) if jax.process_count() == 1 else ()
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in heard}
+    heard = [
+        number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in heard
+    }
     try:
         yield came
     finally:
@@ -225,15 +262,27 @@ def held_back() -> Iterator[list[int]]:
 
 
 class Log:
-    """Writes `metrics.jsonl`, a line with the mean loss of the steps since the line before it, and shows a
-    bar. Lines after `step`, left by a run that went on after its last checkpoint, are removed."""
+    """Writes `metrics.jsonl`, a line with the mean loss of the steps since the line
+    before it, and shows a bar. Lines after `step`, left by a run that went on after its
+    last checkpoint, are removed."""
 
     def __init__(self, out: pathlib.Path, config: RunConfig, step: int):
-        self._path, self._config, self._pending = out / "metrics.jsonl", config, list[Array]()
+        self._path, self._config, self._pending = (
+            out / "metrics.jsonl",
+            config,
+            list[Array](),
+        )
         self._first = jax.process_index() == 0
         if self._first:
-            lines = self._path.read_text("utf-8").splitlines(True) if self._path.exists() else []
-            write_text(self._path, "".join(line for line in lines if json.loads(line)["step"] <= step))
+            lines = (
+                self._path.read_text("utf-8").splitlines(True)
+                if self._path.exists()
+                else []
+            )
+            write_text(
+                self._path,
+                "".join(line for line in lines if json.loads(line)["step"] <= step),
+            )
         self._bar = Bar(
             initial=step,
             total=config.steps,

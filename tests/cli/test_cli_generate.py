@@ -16,7 +16,18 @@ from cspd_jax.__main__ import main
 from cspd_jax._utils import compilation
 
 PLAIN = ("--method", "plain", "--num-iter", "2", "--n", "2")
-FAST = ("--n", "2", "--labels", "0,1", "--num-iter", "4", "--gamma", "2", "--out", "out")
+FAST = (
+    "--n",
+    "2",
+    "--labels",
+    "0,1",
+    "--num-iter",
+    "4",
+    "--gamma",
+    "2",
+    "--out",
+    "out",
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +43,8 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def run(models, tmp_path, monkeypatch, capsys):
-    """Runs `generate` in a folder of its own: the report, and what was said. {models} is their folder."""
+    """Runs `generate` in a folder of its own: the report, and what was said. {models}
+    is their folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compilation, "use_cache", lambda: None)
 
@@ -49,29 +61,66 @@ def run(models, tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_files_and_report(run):
     report, err = run(*PLAIN, "--seed", "7", "--labels", "bee,3-4")
-    assert report["out"] == "samples-0001" and "plain, 22 network calls one after the other" in err
-    assert sorted(os.listdir("samples-0001")) == ["report.json", "samples.npz", "samples.png"]
-    assert json.loads(Path("samples-0001/report.json").read_text()).items() <= report.items()
-    assert (report["rows"], report["tokens"], report["rounds"], report["lossless"]) == (6, 96, 2, True)
-    assert report["calls"]["head"]["sequential"] == 20 and report["options"]["respacing"] == "ddim10"
+    assert (
+        report["out"] == "samples-0001"
+        and "plain, 22 network calls one after the other" in err
+    )
+    assert sorted(os.listdir("samples-0001")) == [
+        "report.json",
+        "samples.npz",
+        "samples.png",
+    ]
+    assert (
+        json.loads(Path("samples-0001/report.json").read_text()).items()
+        <= report.items()
+    )
+    assert (report["rows"], report["tokens"], report["rounds"], report["lossless"]) == (
+        6,
+        96,
+        2,
+        True,
+    )
+    assert (
+        report["calls"]["head"]["sequential"] == 20
+        and report["options"]["respacing"] == "ddim10"
+    )
     samples = np.load("samples-0001/samples.npz")
-    assert samples["arr_0"].shape == (6, 16, 16, 1) and samples["arr_0"].dtype == np.uint8
-    assert samples["labels"].tolist() == [1, 3, 4, 1, 3, 4] and not samples["accepted"].any()
+    assert (
+        samples["arr_0"].shape == (6, 16, 16, 1) and samples["arr_0"].dtype == np.uint8
+    )
+    assert (
+        samples["labels"].tolist() == [1, 3, 4, 1, 3, 4]
+        and not samples["accepted"].any()
+    )
     # Again, in smaller batches, into an empty folder.
     os.mkdir("mine")
     run(*PLAIN, "--seed", "7", "--labels", "1,3,4", "--batch", "4", "--out", "mine")
-    chex.assert_trees_all_close(np.load("mine/samples.npz")["tokens"], samples["tokens"], atol=1e-4)
+    chex.assert_trees_all_close(
+        np.load("mine/samples.npz")["tokens"], samples["tokens"], atol=1e-4
+    )
 
 
 @pytest.mark.slow
 def test_self_beside_plain(run):
     report, err = run("--method", "self", *FAST, "--compare")
-    assert report["lossless"] and (report["method"], report["criterion"]) == ("self", "path")
+    assert report["lossless"] and (report["method"], report["criterion"]) == (
+        "self",
+        "path",
+    )
     assert report["accepted"] == round(report["acceptance"] * report["tested"])
-    assert len(report["acceptance_by_distance"]) == 2 and report["speculation"]["gamma"] == 2
-    backbone, head = (report["calls"][name]["sequential"] for name in ("backbone", "head"))
+    assert (
+        len(report["acceptance_by_distance"]) == 2
+        and report["speculation"]["gamma"] == 2
+    )
+    backbone, head = (
+        report["calls"][name]["sequential"] for name in ("backbone", "head")
+    )
     beside = report["compared_to_plain"]
-    assert beside["way"] == "self" and beside["faster"] > 0 and "beside the plain sampler" in err
+    assert (
+        beside["way"] == "self"
+        and beside["faster"] > 0
+        and "beside the plain sampler" in err
+    )
     assert beside["fewer_sequential_calls"] == 44 / (backbone + head)
     samples = np.load("out/samples.npz")
     assert samples["accepted"].sum() == report["accepted"]
@@ -85,7 +134,11 @@ def test_self_beside_plain(run):
     [
         (("--adapt", "0.3", "--prefill", "0.25"), True, "target"),
         (("--criterion", "paper"), False, "factor Sigma"),
-        (("--criterion", "paper", "--sigma", "off", "--align", "off"), True, "maximal coupling"),
+        (
+            ("--criterion", "paper", "--sigma", "off", "--align", "off"),
+            True,
+            "maximal coupling",
+        ),
         (("--criterion", "official", "--prefill", "0"), False, "the released runner"),
     ],
 )
@@ -106,17 +159,39 @@ def test_without_a_method_the_fastest_exact_one(run):
 
 @pytest.mark.slow
 def test_flags_reach_the_sampler(run):
-    flags = ("--cfg", "2", "--cfg-schedule", "constant", "--temperature", "0.9", "--final-noise", "off")
-    found = run(*PLAIN, *flags, "--labels", "none,0", "--dtype", "bfloat16")[0]["options"]
-    assert (found["cfg"], found["cfg_schedule"], found["temperature"]) == (2.0, "constant", 0.9)
+    flags = (
+        "--cfg",
+        "2",
+        "--cfg-schedule",
+        "constant",
+        "--temperature",
+        "0.9",
+        "--final-noise",
+        "off",
+    )
+    found = run(*PLAIN, *flags, "--labels", "none,0", "--dtype", "bfloat16")[0][
+        "options"
+    ]
+    assert (found["cfg"], found["cfg_schedule"], found["temperature"]) == (
+        2.0,
+        "constant",
+        0.9,
+    )
     assert found["final_noise"] is False and found["num_iter"] == 2
     chains = ("--denoise", "speculative", "--window", "4", "--order", "spread")
     report, _ = run(*PLAIN, *chains)
     assert report["options"]["chain"] == {"window": 4}
-    assert report["options"]["reveal"] == {"spread": 8} and report["chains"]["tested"] == 10 * 16 * 10
-    report, err = run("--labels", "0", "--n", "1", "--anneal", "10:5", "--gtr", "1", "--num-iter", "2")
+    assert (
+        report["options"]["reveal"] == {"spread": 8}
+        and report["chains"]["tested"] == 10 * 16 * 10
+    )
+    report, err = run(
+        "--labels", "0", "--n", "1", "--anneal", "10:5", "--gtr", "1", "--num-iter", "2"
+    )
     assert not report["lossless"] and "(DiSA)" in err and "(GtR)" in err
-    assert report["options"]["anneal"]["first"] == 10 and report["options"]["reveal"] == {"rest": 1}
+    assert report["options"]["anneal"]["first"] == 10 and report["options"][
+        "reveal"
+    ] == {"rest": 1}
     report, _ = run("--method", "self", *FAST, "--coupled", "on")
     assert report["lossless"] and report["criterion"] == "coupled"
 
@@ -142,6 +217,18 @@ def test_a_part_of_a_picture_stays(run):
     mask = np.zeros((16, 16), np.uint8)
     mask[:4] = 255
     Image.fromarray(mask).save("mask.png")
-    run("--image", "first/samples.npz", "--keep", "mask.png", *flags, "--out", "again", "--seed", "1")
+    run(
+        "--image",
+        "first/samples.npz",
+        "--keep",
+        "mask.png",
+        *flags,
+        "--out",
+        "again",
+        "--seed",
+        "1",
+    )
     after = np.load("again/samples.npz")["tokens"]
-    assert (after[:, :4] == made["tokens"][:, :4]).all() and (after[:, 4:] != made["tokens"][:, 4:]).any()
+    assert (after[:, :4] == made["tokens"][:, :4]).all() and (
+        after[:, 4:] != made["tokens"][:, 4:]
+    ).any()

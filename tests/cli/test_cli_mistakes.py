@@ -1,4 +1,5 @@
-"""What ends a command: one line and code 2 for what a caller can mend; a signal leaves no half files."""
+"""What ends a command: one line and code 2 for what a caller can mend; a signal leaves
+no half files."""
 
 import os
 import signal
@@ -16,7 +17,17 @@ from cspd_jax.tools import demo
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TINY = str(GOLDEN / "mar_tiny.pth")
-GENERATE = ("generate", "--method", "plain", "--target", "target", "--labels", "0", "--n", "1")
+GENERATE = (
+    "generate",
+    "--method",
+    "plain",
+    "--target",
+    "target",
+    "--labels",
+    "0",
+    "--n",
+    "1",
+)
 DRAFT = ("generate", "--target", "target", "--method", "draft", "--draft")
 
 
@@ -29,40 +40,92 @@ def folder(tmp_path_factory):
     for name in ("text.pth", "full/x"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("hello")
-    torch_writer.write(folder / "evil.pth", {}, pickle=b"\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R.")
+    torch_writer.write(
+        folder / "evil.pth",
+        {},
+        pickle=b"\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R.",
+    )
     return folder
 
 
 @pytest.mark.parametrize(
     "argv, sentence",
     [
-        ((*GENERATE, "--labels", "9"), "label 9 is out of range: the model has classes 0 to 4"),
+        (
+            (*GENERATE, "--labels", "9"),
+            "label 9 is out of range: the model has classes 0 to 4",
+        ),
         ((*GENERATE, "--out", "full"), "full exists already"),
-        ((*GENERATE, "--out", "/proc/xx"), "/proc/xx cannot be made: /proc is not writable"),
-        ((*GENERATE, "--method", "self", "--final-noise", "off"), "needs noise in the last denoising step"),
-        ((*GENERATE, "--method", "self", "--gtr", "1"), "shortcuts of the plain sampler"),
+        (
+            (*GENERATE, "--out", "/proc/xx"),
+            "/proc/xx cannot be made: /proc is not writable",
+        ),
+        (
+            (*GENERATE, "--method", "self", "--final-noise", "off"),
+            "needs noise in the last denoising step",
+        ),
+        (
+            (*GENERATE, "--method", "self", "--gtr", "1"),
+            "shortcuts of the plain sampler",
+        ),
         ((*GENERATE, "--temperature", "1e38", "--num-iter", "1"), "the model diverged"),
-        ((*GENERATE, "--method", "draft"), "--method draft, --draft MODEL and --criterion go together"),
+        (
+            (*GENERATE, "--method", "draft"),
+            "--method draft, --draft MODEL and --criterion go together",
+        ),
         ((*GENERATE, "--prompt", "red"), "makes images of classes"),
-        ((*GENERATE, "--image", "nosuch.png", "--keep", "border"), "No such file or directory: "),
+        (
+            (*GENERATE, "--image", "nosuch.png", "--keep", "border"),
+            "No such file or directory: ",
+        ),
         ((*GENERATE, "--vae", "vae"), "does not fit"),
-        ((*DRAFT, "latents"), "tokens of dimension 4, the target tokens of dimension 16"),
+        (
+            (*DRAFT, "latents"),
+            "tokens of dimension 4, the target tokens of dimension 16",
+        ),
         ((*DRAFT, "vae"), "kind kl16"),
-        (("generate", "--target", "text-default"), "of kind lm; the model must be of kind mar"),
-        (("text", "--target", "default"), "of kind mar; the language model must be of kind lm"),
-        (("text", "--target", "masked-default"), "is a masked-diffusion model; use cspd-jax masked"),
-        (("masked", "--target", "text-default"), "is a causal model; use cspd-jax text"),
+        (
+            ("generate", "--target", "text-default"),
+            "of kind lm; the model must be of kind mar",
+        ),
+        (
+            ("text", "--target", "default"),
+            "of kind mar; the language model must be of kind lm",
+        ),
+        (
+            ("text", "--target", "masked-default"),
+            "is a masked-diffusion model; use cspd-jax masked",
+        ),
+        (
+            ("masked", "--target", "text-default"),
+            "is a causal model; use cspd-jax text",
+        ),
         (("text", "--method", "tree", "--draft", "lookup"), "look-up makes no trees"),
-        (("text", "--prompt", "a", "--new-tokens", "1000000000"), "more than the 1024 positions"),
+        (
+            ("text", "--prompt", "a", "--new-tokens", "1000000000"),
+            "more than the 1024 positions",
+        ),
         (("convert", "none.pth", "out"), "none.pth does not exist"),
         (("convert", "text.pth", "out"), "or no PyTorch checkpoint"),
         (("convert", "evil.pth", "out"), "posix.system, which is not among"),
         (("convert", TINY, "out"), "--heads ENC,DEC"),
         (("info", "full"), "full is not a checkpoint"),
-        (("train", "--preset", "nosuch", "--out", "made"), "preset 'nosuch' is unknown"),
-        (("distill", "--out", "run", "--preset", "text-states"), "give --target and --prompts"),
-        (("calibrate", "masked-default"), "not a checkpoint folder that can be written to"),
-        (("--distributed", "host:1,2", "info", "default"), "is neither auto nor HOST:PORT,I,N"),
+        (
+            ("train", "--preset", "nosuch", "--out", "made"),
+            "preset 'nosuch' is unknown",
+        ),
+        (
+            ("distill", "--out", "run", "--preset", "text-states"),
+            "give --target and --prompts",
+        ),
+        (
+            ("calibrate", "masked-default"),
+            "not a checkpoint folder that can be written to",
+        ),
+        (
+            ("--distributed", "host:1,2", "info", "default"),
+            "is neither auto nor HOST:PORT,I,N",
+        ),
     ],
 )
 def test_what_cannot_be(argv, sentence, folder, monkeypatch, capsys):
@@ -73,16 +136,27 @@ def test_what_cannot_be(argv, sentence, folder, monkeypatch, capsys):
     except SystemExit as refused:  # by argparse
         code = refused.code
     out, err = capsys.readouterr()
-    assert code == 2 and out == "" and "error: " in err and sentence in err.splitlines()[-1]
+    assert (
+        code == 2
+        and out == ""
+        and "error: " in err
+        and sentence in err.splitlines()[-1]
+    )
     assert sorted(os.listdir()) == before
 
 
 @pytest.mark.parametrize(
     "error, sentence",
     [
-        (PermissionError(13, "Permission denied", "there"), "Permission denied: 'there'"),
+        (
+            PermissionError(13, "Permission denied", "there"),
+            "Permission denied: 'there'",
+        ),
         (RuntimeError("RESOURCE_EXHAUSTED: out of memory"), "too little memory"),
-        (ModuleNotFoundError(name="gradio"), 'gradio is missing; this needs pip install "cspd-jax[demo]"'),
+        (
+            ModuleNotFoundError(name="gradio"),
+            'gradio is missing; this needs pip install "cspd-jax[demo]"',
+        ),
     ],
 )
 def test_what_is_not_there(error, sentence, monkeypatch, capsys):
@@ -117,9 +191,13 @@ program.command()
 
 def test_a_signal_leaves_nothing_half_written(tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", SLEEPS, "info", tmp_path / "result"], **pipes)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPS, "info", tmp_path / "result"], **pipes
+    )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=30)
-    assert process.returncode == 130 and "interrupted" in told and "Traceback" not in told
+    assert (
+        process.returncode == 130 and "interrupted" in told and "Traceback" not in told
+    )
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,5 @@
-"""Names, shapes and sizes: nothing may be left over on either side, and everything wrong is named."""
+"""Names, shapes and sizes: nothing may be left over on either side, and everything
+wrong is named."""
 
 from __future__ import annotations
 
@@ -29,10 +30,15 @@ HEADS = Options(heads=(4, 4))
 
 def recorded(name):
     description = json.loads((GOLDEN / f"{name}_keys.json").read_text())
-    return description, Shapes({key: tuple(shape) for key, shape in description["keys"]})
+    return description, Shapes(
+        {key: tuple(shape) for key, shape in description["keys"]}
+    )
 
 
-PUBLISHED = {f"mar_{s}": (mar, MAR_PRESETS[f"mar-{s}"], network) for s in ("base", "large", "huge")}
+PUBLISHED = {
+    f"mar_{s}": (mar, MAR_PRESETS[f"mar-{s}"], network)
+    for s in ("base", "large", "huge")
+}
 PUBLISHED |= {"kl16_full": (kl16, KLConfig(), autoencoder)}
 
 
@@ -50,14 +56,27 @@ def test_published_sizes_map_completely(name):
 
 
 @pytest.mark.parametrize(
-    "name, patch, stride, steps", [("mar_tiny", 1, 16, "8"), ("mar_tiny_patch2", 2, 8, "10")]
+    "name, patch, stride, steps",
+    [("mar_tiny", 1, 16, "8"), ("mar_tiny_patch2", 2, 8, "10")],
 )
 def test_config_of_a_file_with_args(name, patch, stride, steps):
     source = open_source(GOLDEN / f"{name}.pth")
     config = make_config(source, HEADS)
-    assert (config.patch_size, config.vae_stride, config.respacing) == (patch, stride, steps)
-    assert config.image_size == 64 and (config.encoder_heads, config.decoder_heads) == (4, 4)
-    assert (config.buffer_size, config.num_classes, config.head_depth, config.head_width) == (4, 10, 2, 48)
+    assert (config.patch_size, config.vae_stride, config.respacing) == (
+        patch,
+        stride,
+        steps,
+    )
+    assert config.image_size == 64 and (config.encoder_heads, config.decoder_heads) == (
+        4,
+        4,
+    )
+    assert (
+        config.buffer_size,
+        config.num_classes,
+        config.head_depth,
+        config.head_width,
+    ) == (4, 10, 2, 48)
     flags = Options(heads=(2, 8), patch_size=4, steps="ddim50", vae_stride=1)
     config = make_config(source, flags)
     assert (config.patch_size, config.vae_stride, config.respacing) == (4, 1, "ddim50")
@@ -65,14 +84,22 @@ def test_config_of_a_file_with_args(name, patch, stride, steps):
 
 
 def test_the_averages_of_the_weights_are_read():
-    """Unless others are asked for; in the recorded file those are 0.999 times as large."""
+    """Unless others are asked for; in the recorded file those are 0.999 times as
+    large."""
     params, others = (
         convert(source, make_config(source, HEADS))
-        for source in (open_source(GOLDEN / "mar_tiny.pth", which) for which in (None, "model"))
+        for source in (
+            open_source(GOLDEN / "mar_tiny.pth", which) for which in (None, "model")
+        )
     )
-    assert all(leaf.dtype == np.float32 and leaf.flags.c_contiguous for leaf in jax.tree.leaves(params))
+    assert all(
+        leaf.dtype == np.float32 and leaf.flags.c_contiguous
+        for leaf in jax.tree.leaves(params)
+    )
     ratio = others["head"]["cond_embed"]["kernel"]
-    chex.assert_trees_all_close(ratio, 0.999 * params["head"]["cond_embed"]["kernel"], rtol=1e-6)
+    chex.assert_trees_all_close(
+        ratio, 0.999 * params["head"]["cond_embed"]["kernel"], rtol=1e-6
+    )
 
 
 def state_dict(name="mar_tiny.pth"):
@@ -90,19 +117,28 @@ def tiny():
     "name, options, dtype",
     [
         ("mar_tiny.pth", HEADS, np.float16),
-        pytest.param("kl16_g16.ckpt", Options(), ml_dtypes.bfloat16, marks=pytest.mark.slow),
+        pytest.param(
+            "kl16_g16.ckpt", Options(), ml_dtypes.bfloat16, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_safetensors(tmp_path, name, options, dtype):
-    save_file({k: v.astype(dtype) for k, v in state_dict(name).items()}, tmp_path / "x.safetensors")
+    save_file(
+        {k: v.astype(dtype) for k, v in state_dict(name).items()},
+        tmp_path / "x.safetensors",
+    )
     source = open_source(tmp_path / "x.safetensors")
     original = open_source(GOLDEN / name)
     assert source.kind == original.kind
     config = make_config(source, options)
-    assert config == make_config(original, Options(options.heads, steps="100") if options.heads else options)
+    assert config == make_config(
+        original, Options(options.heads, steps="100") if options.heads else options
+    )
     ours, theirs = convert(source, config), convert(original, config)
     jax.tree.map(
-        lambda a, b: chex.assert_trees_all_equal(a, b.astype(dtype).astype(np.float32)), ours, theirs
+        lambda a, b: chex.assert_trees_all_equal(a, b.astype(dtype).astype(np.float32)),
+        ours,
+        theirs,
     )
 
 
@@ -117,9 +153,16 @@ def test_missing_extra_and_misshapen_tensors_are_named(tmp_path, tiny):
         ),
         (many, r"9 unknown \(x0, x1, x2, x3, x4 and 4 more\)"),
         ({"z_proj.weight": None}, "missing z_proj.weight"),
-        ({name: None for name in tiny if name.startswith("decoder_blocks")}, r"missing decoder_blocks\.0\."),
+        (
+            {name: None for name in tiny if name.startswith("decoder_blocks")},
+            r"missing decoder_blocks\.0\.",
+        ),
     ):
-        state = {name: value for name, value in {**tiny, **changes}.items() if value is not None}
+        state = {
+            name: value
+            for name, value in {**tiny, **changes}.items()
+            if value is not None
+        }
         torch_writer.write(tmp_path / "x.pth", {"model_ema": state})
         with pytest.raises(UserError, match=match):
             source = open_source(tmp_path / "x.pth")

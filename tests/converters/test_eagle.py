@@ -1,4 +1,5 @@
-"""Published EAGLE-3 heads: read in each of their forms, equal to PyTorch, refused where they are wrong."""
+"""Published EAGLE-3 heads: read in each of their forms, equal to PyTorch, refused where
+they are wrong."""
 
 import pathlib
 import zipfile
@@ -29,10 +30,14 @@ def folder(tmp_path_factory):
 @pytest.mark.quick("speculators")
 @pytest.mark.parametrize("name", ENTERING)
 def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
-    """Of places that read the target's states, and of drafts that read the head's own."""
+    """Of places that read the target's states, and of drafts that read the head's
+    own."""
     assert main(["convert", str(folder / name), str(tmp_path / "head")]) == 0
     capsys.readouterr()
-    head, recorded = cspd_jax.load(tmp_path / "head"), np.load(folder / name / "recorded.npz")
+    head, recorded = (
+        cspd_jax.load(tmp_path / "head"),
+        np.load(folder / name / "recorded.npz"),
+    )
     assert head.network.config.entering == ENTERING[name]
     chex.assert_trees_all_equal(head.params["ids"], recorded["ids"])
     params = {"embedding": recorded["table"], **head.params}
@@ -44,26 +49,37 @@ def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
         net, found = head.network, []
         cache = net.empty_cache(1, count + len(drafted))
         state = net.joined(params, recorded["states"][None])
-        state, cache = net.apply(params, tokens[None, 1:], state, jnp.arange(count)[None], cache)
+        state, cache = net.apply(
+            params, tokens[None, 1:], state, jnp.arange(count)[None], cache
+        )
         found.append(net.logits(params, state[0]))
         for step, token in enumerate(drafted):
             at = jnp.full((1, 1), count + step)
-            state, cache = net.apply(params, jnp.full((1, 1), token), state[:, -1:], at, cache)
+            state, cache = net.apply(
+                params, jnp.full((1, 1), token), state[:, -1:], at, cache
+            )
             found.append(net.logits(params, state[0]))
         return jnp.concatenate(found)
 
     chex.assert_trees_all_close(logits(), recorded["logits"], atol=2e-5)
-    assert main(["info", str(folder / name)]) == 0 and "eagle" in capsys.readouterr().out
+    assert (
+        main(["info", str(folder / name)]) == 0 and "eagle" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow
 def test_it_drafts_as_it_is_published(folder):
-    """A folder that was not converted; without named layers they are the published ones of its target."""
+    """A folder that was not converted; without named layers they are the published ones
+    of its target."""
     lm = text_models.model(40, dtype=jnp.float32, width=24, depth=8, head_dim=6)
     target = lm, text_models.params(lm, scale=0.4)
-    drafter = text.draft_from_states(cspd_jax.load(folder / "research"), target, confidence=0)
+    drafter = text.draft_from_states(
+        cspd_jax.load(folder / "research"), target, confidence=0
+    )
     assert drafter.drafter.entering == (2, 4, 5)
     options = text.Options(gamma=2, max_new_tokens=8, stop_ids=())
     tokens, info = text.generate(None, target, [[3, 7, 1]], drafter, options)
-    chex.assert_trees_all_equal(tokens, text.generate(None, target, [[3, 7, 1]], None, options).tokens)
+    chex.assert_trees_all_equal(
+        tokens, text.generate(None, target, [[3, 7, 1]], None, options).tokens
+    )
     assert info.tested.sum() > 0

@@ -1,5 +1,6 @@
-"""FLUX-type autoencoders: against numbers recorded from PyTorch (golden/record_flux.py), converted, read
-where they lie, and at the end of a NextStep-1 model."""
+"""FLUX-type autoencoders: against numbers recorded from PyTorch
+(golden/record_flux.py), converted, read where they lie, and at the end of a NextStep-1
+model."""
 
 import dataclasses
 import shutil
@@ -40,10 +41,16 @@ def close(found, wanted):
 
 def test_it_says_what_pytorch_says(recorded, vae):
     close(decode(vae.config, vae.params, recorded["latents"]), recorded["decoded"])
-    close(pixels._encode(vae.config, vae.params, recorded["images"], vae.dtype), recorded["mean"])
+    close(
+        pixels._encode(vae.config, vae.params, recorded["images"], vae.dtype),
+        recorded["mean"],
+    )
     other = dataclasses.replace(vae.config, normalised=False)  # the negative control
     assert (
-        np.abs(pixels._encode(other, vae.params, recorded["images"], vae.dtype) - recorded["mean"]).max()
+        np.abs(
+            pixels._encode(other, vae.params, recorded["images"], vae.dtype)
+            - recorded["mean"]
+        ).max()
         > 0.1
     )
 
@@ -51,21 +58,37 @@ def test_it_says_what_pytorch_says(recorded, vae):
 def test_converted_and_read_where_it_lies(tmp_path, vae, capsys):
     assert main(["convert", str(GOLDEN), str(tmp_path / "vae")]) == 0
     converted = cspd_jax.load(tmp_path / "vae")
-    assert converted.config == vae.config and "kind: flux" in " ".join(capsys.readouterr().out.split())
+    assert converted.config == vae.config and "kind: flux" in " ".join(
+        capsys.readouterr().out.split()
+    )
     chex.assert_trees_all_equal(
-        converted.params["encoder"]["conv_in"]["kernel"], vae.params["encoder"]["conv_in"]["kernel"]
+        converted.params["encoder"]["conv_in"]["kernel"],
+        vae.params["encoder"]["conv_in"]["kernel"],
     )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A NextStep-1 model's folder, with its autoencoder; random weights."""
-    folder = nextstep_tiny.with_tokenizer(nextstep_tiny.write(tmp_path_factory.mktemp("nextstep") / "model"))
+    folder = nextstep_tiny.with_tokenizer(
+        nextstep_tiny.write(tmp_path_factory.mktemp("nextstep") / "model")
+    )
     shutil.copytree(GOLDEN, folder / "vae")
     return folder
 
 
-ASKED = ("--prompt", "red", "--grid", "2x3", "--n", "1", "--steps", "4", "--method", "plain")
+ASKED = (
+    "--prompt",
+    "red",
+    "--grid",
+    "2x3",
+    "--n",
+    "1",
+    "--steps",
+    "4",
+    "--method",
+    "plain",
+)
 
 
 @pytest.mark.slow
@@ -82,7 +105,9 @@ def test_a_prompt_becomes_a_picture(folder, tmp_path, converted):
         images, tokens = file["arr_0"], file["tokens"]
     assert images.shape == (1, 32, 48, 3)
     vae = cspd_jax.load(folder / "vae")
-    latents = pixels.unpatchify(tokens, 2, 2) / np.float32(vae.config.scale) + np.float32(vae.config.shift)
+    latents = pixels.unpatchify(tokens, 2, 2) / np.float32(
+        vae.config.scale
+    ) + np.float32(vae.config.shift)
     decoded = np.asarray(decode(vae.config, vae.params, latents))
     assert np.abs(np.clip(decoded, -1, 1) * 127.5 + 127.5 - images).max() <= 0.51
 
@@ -90,7 +115,11 @@ def test_a_prompt_becomes_a_picture(folder, tmp_path, converted):
 def test_pictures_as_tokens_of_nextstep(folder, vae):
     model = cspd_jax.load(folder)
     side = model.config.rows * 16
-    tokens = to_tokens(model, np.random.default_rng(0).integers(0, 256, (1, side, side, 3), np.uint8), vae)
+    tokens = to_tokens(
+        model,
+        np.random.default_rng(0).integers(0, 256, (1, side, side, 3), np.uint8),
+        vae,
+    )
     assert tokens.shape == (1, model.network.seq_len, 16)
     plain = tokens / vae.config.scale + vae.config.shift  # normalised, token by token
     chex.assert_trees_all_close(plain.mean(axis=-1), 0, atol=1e-4)

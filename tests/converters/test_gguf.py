@@ -1,4 +1,5 @@
-"""GGUF files: the same numbers as from Hugging Face's, their tokenizer, and what is refused."""
+"""GGUF files: the same numbers as from Hugging Face's, their tokenizer, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ gguf = pytest.importorskip("gguf")
 import gguf_file  # noqa: E402
 from gguf_file import LLAMA, QWEN2, QWEN3  # noqa: E402
 
-CONFIGS = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "biased llama": {**LLAMA, "attention_bias": True}}
+CONFIGS = {
+    "llama": LLAMA,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "biased llama": {**LLAMA, "attention_bias": True},
+}
 
 
 def read(path):
@@ -36,10 +42,15 @@ def read(path):
 def test_the_numbers_of_the_hugging_face_folder(tmp_path, family, storage):
     config, own = CONFIGS[family], gguf_file.weights(CONFIGS[family])
     file = gguf_file.write(tmp_path / "x.gguf", config, own, storage)
-    if storage == "Q8_0":  # the folder then has what the file's numbers stand for: blocks lie within rows
+    if (
+        storage == "Q8_0"
+    ):  # the folder then has what the file's numbers stand for: blocks lie within rows
         kind = gguf.GGMLQuantizationType.Q8_0
         rounded = lambda x: gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
-        own = {name: rounded(array) if array.ndim == 2 else array for name, array in own.items()}
+        own = {
+            name: rounded(array) if array.ndim == 2 else array
+            for name, array in own.items()
+        }
     expected, theirs = read(hf_folder.write(tmp_path / "folder", config, own))
     found, params = read(file)
     assert found == dataclasses.replace(expected, known_ids=262)
@@ -52,15 +63,20 @@ def test_the_numbers_of_the_hugging_face_folder(tmp_path, family, storage):
 def test_rotary_scaling(tmp_path):
     own = gguf_file.weights(LLAMA)
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    config = make_config(open_source(gguf_file.write(tmp_path / "a", LLAMA, own, **linear)))
+    config = make_config(
+        open_source(gguf_file.write(tmp_path / "a", LLAMA, own, **linear))
+    )
     assert (config.rope_scaling, config.rope_factor) == ("linear", 4.0)
     scaled = dataclasses.replace(
         config, rope_scaling="llama3", rope_factor=8.0, rope_original_positions=334
-    )  # fmt: skip
+    )
     plain = dataclasses.replace(config, rope_scaling="none", rope_factor=1.0)
     factors = (frequencies(plain) / frequencies(scaled)).astype(np.float32)
     assert len(set(factors.tolist())) == 3  # one of them in between
-    changes = {"rope_freqs.weight": factors, "llama.rope.scaling.original_context_length": 334}
+    changes = {
+        "rope_freqs.weight": factors,
+        "llama.rope.scaling.original_context_length": 334,
+    }
     found, params = read(gguf_file.write(tmp_path / "b", LLAMA, own, **changes))
     assert found == scaled and "head" in params
     changes["rope_freqs.weight"] = factors + np.float32(0.1)
@@ -76,7 +92,9 @@ TEXT = "hello, 2024 <|start|>naïve\n  日本 it's<|end|>"
 def tokenizer_of(tmp_path, family="llama", **changes):
     name = f"t{len(os.listdir(tmp_path))}"
     config = CONFIGS[family]
-    file = gguf_file.write(tmp_path / f"{name}.gguf", config, gguf_file.weights(config), **changes)
+    file = gguf_file.write(
+        tmp_path / f"{name}.gguf", config, gguf_file.weights(config), **changes
+    )
     assert main(["convert", str(file), str(tmp_path / name)]) == 0
     return FileTokenizer(tmp_path / name / "tokenizer" / "tokenizer.json", 262)
 
@@ -88,7 +106,9 @@ def test_tokenizer(tmp_path):
     ids = found.encode(TEXT)
     assert shown(ids)[:9] == ["hello", ",", "Ġ", "2", "0", "2", "4", "Ġ", "<|start|>"]
     assert ids[-1] == 261 and found.decode(ids) == TEXT
-    settings = json.loads((tmp_path / "t0" / "tokenizer" / "tokenizer_config.json").read_text())
+    settings = json.loads(
+        (tmp_path / "t0" / "tokenizer" / "tokenizer_config.json").read_text()
+    )
     assert settings["chat_template"] == "{{ messages }}"
     assert (settings["bos_token"], settings["eos_token"]) == gguf_file.SPECIAL
     composed = tokenizer_of(tmp_path, "qwen2")

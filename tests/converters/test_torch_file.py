@@ -28,7 +28,10 @@ def read(tmp_path, tree, write=torch_writer.write, **options):
 def test_types_strides_offsets_and_shared_storages(tmp_path, write):
     """Of today's format, and of that before PyTorch 1.6."""
     base = np.arange(24, dtype=np.float32)
-    tree = {str(dtype): np.arange(6).reshape(2, 3).astype(dtype) for dtype in torch_writer.NAMES}
+    tree = {
+        str(dtype): np.arange(6).reshape(2, 3).astype(dtype)
+        for dtype in torch_writer.NAMES
+    }
     expected = tree | {
         "transposed": base.reshape(6, 4).T,
         "slice": np.float32([[7, 9, 11], [13, 15, 17]]),
@@ -53,13 +56,25 @@ def test_types_strides_offsets_and_shared_storages(tmp_path, write):
 
 def test_training_checkpoint_with_everything_in_it(tmp_path):
     weight = np.ones((2, 2), np.float32)
-    parameter = Call("torch._utils", "_rebuild_parameter", (weight, True, collections.OrderedDict()))
+    parameter = Call(
+        "torch._utils", "_rebuild_parameter", (weight, True, collections.OrderedDict())
+    )
     state = collections.OrderedDict(w=weight, p=parameter)
     state._metadata = collections.OrderedDict()
-    told = {"lr": 1e-4, "name": "mar", "resume": None, "amp": True, "betas": (0.9, 0.95), "big": 2**40}
+    told = {
+        "lr": 1e-4,
+        "name": "mar",
+        "resume": None,
+        "amp": True,
+        "betas": (0.9, 0.95),
+        "big": 2**40,
+    }
     tree = {
         "model": state,
-        "optimizer": {"state": {0: {"step": np.array(3.0), "exp_avg": weight}}, "param_groups": [{}]},
+        "optimizer": {
+            "state": {0: {"step": np.array(3.0), "exp_avg": weight}},
+            "param_groups": [{}],
+        },
         "args": argparse.Namespace(**told),
         "size": Call("torch", "Size", ((2, 3),)),
     }
@@ -67,7 +82,10 @@ def test_training_checkpoint_with_everything_in_it(tmp_path):
     chex.assert_trees_all_equal(result["model"]["p"].numpy(), weight)
     assert isinstance(result["model"], dict) and "_metadata" not in result["model"]
     assert isinstance(result["args"], Namespace) and result["args"] == told
-    assert result["optimizer"]["state"][0]["step"].numpy() == 3 and result["size"] == (2, 3)
+    assert result["optimizer"]["state"][0]["step"].numpy() == 3 and result["size"] == (
+        2,
+        3,
+    )
 
 
 class Evil:
@@ -77,9 +95,12 @@ class Evil:
 
 HOSTILE = {
     "os.system": pickle.dumps(Evil(), 2),
-    "builtins.eval by stack_global": b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
+    "builtins.eval by"
+    " stack_global": b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
     "getattr": b"\x80\x02cbuiltins\ngetattr\n.",
-    "dotted attribute": b"\x80\x04\x8c\x0bcollections\x8c\x16OrderedDict.__init__.x\x93.",
+    "dotted attribute": (
+        b"\x80\x04\x8c\x0bcollections\x8c\x16OrderedDict.__init__.x\x93."
+    ),
     "numpy": pickle.dumps(np.float64(1.0), 2),
     "inst": b"(ios\nsystem\n.",
 }
@@ -92,7 +113,8 @@ def test_hostile_pickles_are_refused(tmp_path, name):
 
 
 def test_a_pickle_changes_nothing_of_the_reader(tmp_path):
-    """It sets attributes of the class and of the function that it is given: a state of slots does."""
+    """It sets attributes of the class and of the function that it is given: a state of
+    slots does."""
     for name in (b"argparse\nNamespace", b"torch._utils\n_rebuild_parameter"):
         slots = b"\x80\x02c" + name + b"\nN}X\x01\x00\x00\x00xK\x01s\x86b0}."
         with contextlib.suppress(UserError):
@@ -102,7 +124,13 @@ def test_a_pickle_changes_nothing_of_the_reader(tmp_path):
 
 @pytest.mark.parametrize(
     "shape, strides, offset",
-    [((11,), (1,), 0), ((10,), (1,), 1), ((2, 5), (6, 1), 0), ((), (), 10), ((2**40, 2**40), (2**40, 1), 0)],
+    [
+        ((11,), (1,), 0),
+        ((10,), (1,), 1),
+        ((2, 5), (6, 1), 0),
+        ((), (), 10),
+        ((2**40, 2**40), (2**40, 1), 0),
+    ],
 )
 def test_tensors_beyond_their_storage(tmp_path, shape, strides, offset):
     with pytest.raises(UserError, match="does not fit its storage"):
@@ -118,11 +146,25 @@ def test_against_torch(tmp_path, zipped):
     optimizer = torch.optim.AdamW(module.parameters())
     module(torch.ones(2, 3)).sum().backward()
     optimizer.step()
-    tensors = {str(d): (base % 7).to(d) for d in (torch.float16, torch.float64, torch.int8, torch.bool)}
-    tensors |= {"transposed": base.permute(2, 0, 1), "slice": base[1:, ::2, 1::3], "scalar": base[2, 3, 4]}
-    tensors |= {"parameter": torch.nn.Parameter(base), "expanded": base[:1].expand(5, 4, 5)}
+    tensors = {
+        str(d): (base % 7).to(d)
+        for d in (torch.float16, torch.float64, torch.int8, torch.bool)
+    }
+    tensors |= {
+        "transposed": base.permute(2, 0, 1),
+        "slice": base[1:, ::2, 1::3],
+        "scalar": base[2, 3, 4],
+    }
+    tensors |= {
+        "parameter": torch.nn.Parameter(base),
+        "expanded": base[:1].expand(5, 4, 5),
+    }
     tensors |= module.state_dict()
-    tree = {"tensors": tensors, "optimizer": optimizer.state_dict(), "args": argparse.Namespace(lr=0.1)}
+    tree = {
+        "tensors": tensors,
+        "optimizer": optimizer.state_dict(),
+        "args": argparse.Namespace(lr=0.1),
+    }
     torch.save(tree, tmp_path / "x.pth", _use_new_zipfile_serialization=zipped)
     result = open_checkpoint(tmp_path / "x.pth")
     assert result["args"] == {"lr": 0.1} and len(result["optimizer"]["state"]) == 4

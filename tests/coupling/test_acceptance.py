@@ -1,5 +1,5 @@
-"""Acceptance probabilities where numbers are small, equal, infinite or missing, and the uniforms they
-meet."""
+"""Acceptance probabilities where numbers are small, equal, infinite or missing, and the
+uniforms they meet."""
 
 import chex
 import jax
@@ -46,26 +46,43 @@ def test_acceptance_of_a_ratio():
     ratios = np.float32([0.0, 2.0, -2.0, INF, -INF, NAN, 1e-6])
     found = jax.jit(log_acceptance_of_ratio)(ratios)
     chex.assert_trees_all_equal(found, np.array([0, 0, -2, 0, -INF, -INF, 0]))
-    expected = np.array([-INF, np.log(1 - np.exp(-2)), -INF, 0, -INF, -INF, np.log(1e-6)])
-    chex.assert_trees_all_close(jax.jit(log_residual_acceptance)(ratios), expected, rtol=1e-6)
+    expected = np.array(
+        [-INF, np.log(1 - np.exp(-2)), -INF, 0, -INF, -INF, np.log(1e-6)]
+    )
+    chex.assert_trees_all_close(
+        jax.jit(log_residual_acceptance)(ratios), expected, rtol=1e-6
+    )
 
 
 def test_certain_tests_are_certain():
-    """A million uniforms, and those of the extreme bit patterns: all in (0, 1]; their mean and the share
-    below 2^-12 within 5 standard errors."""
+    """A million uniforms, and those of the extreme bit patterns: all in (0, 1]; their
+    mean and the share below 2^-12 within 5 standard errors."""
     u = np.asarray(jax.jit(lambda key: uniform(key, (1_000_000,)))(jax.random.key(0)))
-    passed = lambda u, log_probability: np.asarray(accepts(u, np.float32(log_probability)))
-    extremes = (np.uint32([0, 2**32 - 1]).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    passed = lambda u, log_probability: np.asarray(
+        accepts(u, np.float32(log_probability))
+    )
+    extremes = (
+        np.uint32([0, 2**32 - 1]).astype(np.float32) + np.float32(0.5)
+    ) * np.float32(2.0**-32)
     for these in (u, extremes):
         assert these.dtype == np.float32 and these.min() > 0 and these.max() <= 1
-        assert passed(these, 0.0).all() and not passed(these, -INF).any() and not passed(these, NAN).any()
+        assert (
+            passed(these, 0.0).all()
+            and not passed(these, -INF).any()
+            and not passed(these, NAN).any()
+        )
     assert abs(u.mean(dtype=float) - 0.5) < 5 * np.sqrt(1 / 12e6)
-    assert abs(passed(u, np.log(2.0**-12)).mean() - 2.0**-12) < 5 * np.sqrt(2.0**-12 / 1e6)
+    assert abs(passed(u, np.log(2.0**-12)).mean() - 2.0**-12) < 5 * np.sqrt(
+        2.0**-12 / 1e6
+    )
 
 
 def test_every_bit_of_a_uniform_counts():
-    """n of 32 bits is (n + 1/2) / 2^32, as finely as the type has it, and the normal of the same quantile."""
-    bits = np.array([0, *(1 << np.arange(32, dtype=np.uint64)), 5, 2**32 - 1], np.uint32)
+    """n of 32 bits is (n + 1/2) / 2^32, as finely as the type has it, and the normal of
+    the same quantile."""
+    bits = np.array(
+        [0, *(1 << np.arange(32, dtype=np.uint64)), 5, 2**32 - 1], np.uint32
+    )
     expected = (bits.astype(np.float64) + 0.5) / 2**32
     chex.assert_trees_all_close(jax.jit(unit_interval)(bits), expected, rtol=1e-7)
     shifted = ((bits.view(np.int32) + 0.5) / 2**31 + 1) / 2

@@ -1,4 +1,5 @@
-"""Block verification of Gaussian paths against closed forms, and wrong variants that the same tests refute.
+"""Block verification of Gaussian paths against closed forms, and wrong variants that
+the same tests refute.
 
 Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
 """
@@ -27,7 +28,8 @@ def p_of(x):
 
 
 def q_of(x):
-    """The drafter's mean and variances differ, and how much its mean does depends on the state."""
+    """The drafter's mean and variances differ, and how much its mean does depends on
+    the state."""
     return Gaussian(0.7 * x + 0.1, jnp.broadcast_to(jnp.log(Q_VAR), x.shape))
 
 
@@ -36,8 +38,9 @@ def step(law, x, noise):
 
 
 def sampled(count=M):
-    """LANES paths [LANES, M + 1, D], of which the first `count` states were drafted, finished by p; how many
-    drafts each kept; min(1, p / q) of every prefix as a block, and one by one [LANES, count]."""
+    """LANES paths [LANES, M + 1, D], of which the first `count` states were drafted,
+    finished by p; how many drafts each kept; min(1, p / q) of every prefix as a block,
+    and one by one [LANES, count]."""
 
     def lane(key):
         for_block, *keys = jax.random.split(key, 2 * M + 1)
@@ -47,24 +50,35 @@ def sampled(count=M):
             drafted.append(step(q_of, drafted[-1], noise[i]))
         drafted = jnp.stack(drafted)
         p, q = p_of(drafted[:-1]), q_of(drafted[:-1])
-        verified = verify_gaussian_block(for_block, p, q, drafted[1:], jnp.arange(M) < count)
+        verified = verify_gaussian_block(
+            for_block, p, q, drafted[1:], jnp.arange(M) < count
+        )
         kept, x = jnp.minimum(verified.kept, count), drafted
         for i in range(1, M + 1):
             fresh = jnp.where(
-                (i == kept + 1) & (kept < count), verified.value, step(p_of, x[i - 1], noise[-i])
+                (i == kept + 1) & (kept < count),
+                verified.value,
+                step(p_of, x[i - 1], noise[-i]),
             )
             x = x.at[i].set(jnp.where(i <= kept, drafted[i], fresh))
         ratios, log_pi = log_ratio(p, q, drafted[1:])[:count], [0.0]
         for ratio in ratios:
             log_pi.append(jnp.minimum(0.0, log_pi[-1] + ratio))
-        return x, kept, jnp.exp(jnp.stack(log_pi[1:])), jnp.exp(jnp.cumsum(jnp.minimum(0.0, ratios)))
+        return (
+            x,
+            kept,
+            jnp.exp(jnp.stack(log_pi[1:])),
+            jnp.exp(jnp.cumsum(jnp.minimum(0.0, ratios))),
+        )
 
-    return jax.device_get(jax.jit(jax.vmap(lane))(jax.random.split(jax.random.key(0), LANES)))
+    return jax.device_get(
+        jax.jit(jax.vmap(lane))(jax.random.split(jax.random.key(0), LANES))
+    )
 
 
 def law_of_paths():
-    """Returns the p-value of the paths' law under p, whose steps are independent normals; and the limit at
-    which it refutes them."""
+    """Returns the p-value of the paths' law under p, whose steps are independent
+    normals; and the limit at which it refutes them."""
     states = sampled()[0].astype(np.float64)
     noise = (states[:, 1:] - 0.8 * states[:, :-1] - 0.3) / np.sqrt(P_VAR)
     return normals_p_value(noise), FALSE_ALARM
@@ -72,40 +86,66 @@ def law_of_paths():
 
 def toss(p, q, drafts, seed, together=None):
     """How many are kept of the same three drafts [3, 1], LANES times."""
-    verify = lambda key: verify_gaussian_block(key, p, q, drafts, together=together).kept
-    return np.asarray(jax.jit(jax.vmap(verify))(jax.random.split(jax.random.key(seed), LANES)))
+    verify = lambda key: (
+        verify_gaussian_block(key, p, q, drafts, together=together).kept
+    )
+    return np.asarray(
+        jax.jit(jax.vmap(verify))(jax.random.split(jax.random.key(seed), LANES))
+    )
 
 
-HALF = math.sqrt(2 * math.log(2))  # where the density of N(0, 1) is half of that of N(HALF, 1)
+HALF = math.sqrt(
+    2 * math.log(2)
+)  # where the density of N(0, 1) is half of that of N(HALF, 1)
 
 
 def least(kept, shares):
-    return min(share_p_value(float((kept == n).mean()), share, LANES) for n, share in enumerate(shares))
+    return min(
+        share_p_value(float((kept == n).mean()), share, LANES)
+        for n, share in enumerate(shares)
+    )
 
 
 def law_of_fair_coins(together=None):
-    """pi is 1/2 after each of three drafts, and p and q of the last two are far apart: each coin is fair."""
-    p, q = (Gaussian(jnp.array(mean)[:, None], jnp.zeros((3, 1))) for mean in ([0.0] * 3, [HALF, 50.0, 50.0]))
+    """pi is 1/2 after each of three drafts, and p and q of the last two are far apart:
+    each coin is fair."""
+    p, q = (
+        Gaussian(jnp.array(mean)[:, None], jnp.zeros((3, 1)))
+        for mean in ([0.0] * 3, [HALF, 50.0, 50.0])
+    )
     kept = toss(p, q, jnp.array([[HALF], [25.0], [25.0]]), 6, together)
     return least(kept, (0.125, 0.125, 0.25, 0.5)), FALSE_ALARM / 4
 
 
 def law_of_trials(together=None):
-    """pi is 1/2 after each of three drafts. The coins after one and two of them have the same p and q, whose
-    proposals are taken now and then, and fall independently."""
+    """pi is 1/2 after each of three drafts. The coins after one and two of them have
+    the same p and q, whose proposals are taken now and then, and fall independently."""
     mean, variance = 1.5, 2.0
-    density = lambda x, mean, var: np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
-    equal = -mean + math.sqrt(variance * mean**2 + variance * math.log(variance))  # where p is q
+    density = lambda x, mean, var: (
+        np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
+    )
+    equal = -mean + math.sqrt(
+        variance * mean**2 + variance * math.log(variance)
+    )  # where p is q
     p = Gaussian(jnp.zeros((3, 1)), jnp.zeros((3, 1)))
-    q = Gaussian(jnp.array([[HALF], [mean], [mean]]), jnp.log(jnp.array([[1.0], [variance], [variance]])))
+    q = Gaussian(
+        jnp.array([[HALF], [mean], [mean]]),
+        jnp.log(jnp.array([[1.0], [variance], [variance]])),
+    )
     kept = toss(p, q, jnp.array([[HALF], [equal], [equal]]), 8, together)
     x = np.linspace(-12, 12, 200_001)
-    mass = np.sum(np.maximum(density(x, 0, 1) / 2 - density(x, mean, variance), 0)) * (x[1] - x[0])
+    mass = np.sum(np.maximum(density(x, 0, 1) / 2 - density(x, mean, variance), 0)) * (
+        x[1] - x[0]
+    )
     heads = mass / (mass + 0.5)
-    return least(kept, ((1 - heads) ** 2 / 2, heads * (1 - heads) / 2, heads / 2, 0.5)), 1e-7
+    return least(
+        kept, ((1 - heads) ** 2 / 2, heads * (1 - heads) / 2, heads / 2, 0.5)
+    ), 1e-7
 
 
-MANY_COINS = block.Together(3, 8)  # what a trip tries on an accelerator; on a CPU it is one
+MANY_COINS = block.Together(
+    3, 8
+)  # what a trip tries on an accelerator; on a CPU it is one
 LAWS = {
     "paths": law_of_paths,
     "coins": law_of_fair_coins,
@@ -123,7 +163,9 @@ def test_the_law(law):
 
 def of_ratios(wrong):
     """pi of the prefixes, made from the ratios in another way."""
-    return lambda patch: patch.setattr(block, "prefix_log_pi", lambda r: jnp.append(0.0, wrong(r)))
+    return lambda patch: patch.setattr(
+        block, "prefix_log_pi", lambda r: jnp.append(0.0, wrong(r))
+    )
 
 
 def single_residual(patch):
@@ -133,7 +175,9 @@ def single_residual(patch):
 
 def heads_as_if_pi_were_one(patch):
     right = block._gives_up
-    patch.setattr(block, "_gives_up", lambda u, weight, log_pi: right(u, weight, 0 * log_pi))
+    patch.setattr(
+        block, "_gives_up", lambda u, weight, log_pi: right(u, weight, 0 * log_pi)
+    )
 
 
 def one_number_for_all_coins(patch):
@@ -146,14 +190,22 @@ def one_number_for_all_coins(patch):
 
 def one_trial_for_all_coins(patch):
     right = block._bits
-    patch.setattr(block, "_bits", lambda key, dim, coin, trial: right(key, dim, 0 * coin, trial))
+    patch.setattr(
+        block, "_bits", lambda key, dim, coin, trial: right(key, dim, 0 * coin, trial)
+    )
 
 
 # What is wrong, and by which of the laws it is refuted.
 WRONG = {
     "pi is not limited": (of_ratios(jnp.cumsum), "paths"),
-    "pi is limited at its end alone": (of_ratios(lambda r: jnp.minimum(0, jnp.cumsum(r))), "paths"),
-    "pi begins anew with each transition": (of_ratios(lambda r: jnp.minimum(0, r)), "paths"),
+    "pi is limited at its end alone": (
+        of_ratios(lambda r: jnp.minimum(0, jnp.cumsum(r))),
+        "paths",
+    ),
+    "pi begins anew with each transition": (
+        of_ratios(lambda r: jnp.minimum(0, r)),
+        "paths",
+    ),
     "the residual of the single transition": (single_residual, "paths"),
     "a proposal weighs as if pi were 1": (heads_as_if_pi_were_one, "coins"),
     "one number for all coins": (one_number_for_all_coins, "coins"),
@@ -171,7 +223,8 @@ def test_almost_right_blocks_are_refuted(name, monkeypatch):
 
 @pytest.mark.parametrize("count", [M, 2])
 def test_how_many_drafts_are_kept(count):
-    """E kept is the sum of E pi_i: more than one by one, where it is of products of min(1, p / q)."""
+    """E kept is the sum of E pi_i: more than one by one, where it is of products of
+    min(1, p / q)."""
     _, kept, pi, alone = sampled(count)
     assert kept.max() == count
     assert share_p_value(kept.mean() / count, pi.mean(), LANES) > FALSE_ALARM
@@ -192,7 +245,9 @@ def test_what_is_not_there_counts_as_kept():
     assert int(verified.kept) == 1 and abs(verified.value - 50) < 6
     q, drafts = near._replace(mean=near.mean.at[0].set(HALF)), drafts.at[0].set(HALF)
     keys = jax.random.split(jax.random.key(1), 64)
-    kept = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, far, q, drafts, there).kept))(keys)
+    kept = jax.jit(
+        jax.vmap(lambda key: verify_gaussian_block(key, far, q, drafts, there).kept)
+    )(keys)
     assert set(np.unique(kept)) == {0, 4}
 
 
@@ -201,4 +256,8 @@ def test_a_block_that_cannot_be_decided_says_so():
     p = Gaussian(jnp.zeros((1, D)), jnp.zeros((1, D)))
     q = Gaussian(jnp.full((1, D), jnp.nan), jnp.zeros((1, D)))
     verified = verify(jax.random.key(0), p, q, jnp.zeros((1, D)), max_trials=3)
-    assert bool(verified.truncated) and int(verified.kept) == 0 and int(verified.trips) == 1
+    assert (
+        bool(verified.truncated)
+        and int(verified.kept) == 0
+        and int(verified.trips) == 1
+    )

@@ -1,5 +1,5 @@
-"""Couplings of categorical distributions: one draft, and blocks of drafts on a tiny alphabet, by
-enumeration of all drafts and sampled.
+"""Couplings of categorical distributions: one draft, and blocks of drafts on a tiny
+alphabet, by enumeration of all drafts and sampled.
 
 Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
 """
@@ -47,14 +47,23 @@ def fits(values, p):
 
 
 def test_the_worked_example():
-    """Acceptance .4 / .7 for sleeping, residual (0, 2/3, 1/3), output distribution = target; N = 50 000.
-    Controls: a fresh draw from the target after a rejection, p and q swapped, half the logarithm."""
+    """Acceptance .4 / .7 for sleeping, residual (0, 2/3, 1/3), output distribution =
+    target; N = 50 000.
+    Controls: a fresh draw from the target after a rejection, p and q swapped, half the
+        logarithm."""
     residual = residual_logits(logs(TARGET), logs(DRAFT))
-    chex.assert_trees_all_close(jax.nn.softmax(residual), np.array([0, 2 / 3, 1 / 3]), rtol=1e-5)
+    chex.assert_trees_all_close(
+        jax.nn.softmax(residual), np.array([0, 2 / 3, 1 / 3]), rtol=1e-5
+    )
     drafts = drawn(DRAFT)
     value, accepted, info = coupled(TARGET, DRAFT, drafts)
-    chex.assert_trees_all_close(np.exp(info.log_accept), np.array([4 / 7, 1, 1])[drafts], rtol=1e-6)
-    assert share_p_value(accepted[drafts == 0].mean(), 4 / 7, np.sum(drafts == 0)) > FALSE_ALARM
+    chex.assert_trees_all_close(
+        np.exp(info.log_accept), np.array([4 / 7, 1, 1])[drafts], rtol=1e-6
+    )
+    assert (
+        share_p_value(accepted[drafts == 0].mean(), 4 / 7, np.sum(drafts == 0))
+        > FALSE_ALARM
+    )
     assert accepted[drafts != 0].all() and np.all(value[accepted] == drafts[accepted])
     assert fits(value[~accepted], [0, 2 / 3, 1 / 3]) and fits(value, TARGET)
     assert not info.trips.any() and not info.truncated.any()
@@ -69,25 +78,38 @@ def test_the_worked_example():
 
 
 def test_zeros_and_equality():
-    """p = q is always accepted; disjoint supports never; a zero of p is never put out; what is not a number
-    is rejected and leaves no residual, which is reported."""
+    """p = q is always accepted; disjoint supports never; a zero of p is never put out;
+    what is not a number is rejected and leaves no residual, which is reported."""
     everywhere = np.arange(3000) % 3
     same = coupled(TARGET, TARGET, everywhere)
-    assert same.accepted.all() and not same.info.truncated.any() and not same.info.log_accept.any()
+    assert (
+        same.accepted.all()
+        and not same.info.truncated.any()
+        and not same.info.log_accept.any()
+    )
     apart = coupled([0.5, 0.5, 0.0], [0.0, 0.0, 1.0], np.full(3000, 2))
-    assert not apart.accepted.any() and set(apart.value) == {0, 1} and not apart.info.truncated.any()
-    assert fits(coupled([0.5, 0.5, 0], [0.2, 0.2, 0.6], drawn([0.2, 0.2, 0.6])).value, [0.5, 0.5, 0])
+    assert (
+        not apart.accepted.any()
+        and set(apart.value) == {0, 1}
+        and not apart.info.truncated.any()
+    )
+    assert fits(
+        coupled([0.5, 0.5, 0], [0.2, 0.2, 0.6], drawn([0.2, 0.2, 0.6])).value,
+        [0.5, 0.5, 0],
+    )
     assert np.all(residual_logits(logs(TARGET), logs(TARGET)) == -np.inf)
     broken = coupled(np.full(3, np.nan), TARGET, everywhere)
     assert not broken.accepted.any() and broken.info.truncated.all()
 
 
 def test_sixteen_bits_are_normalised_in_float32():
-    """A vocabulary of 1000 in 16 bits: the rounded probabilities do not sum to one, and the distributions
-    compared are what a sampler draws from them. Equal distributions are always accepted."""
+    """A vocabulary of 1000 in 16 bits: the rounded probabilities do not sum to one, and
+    the distributions compared are what a sampler draws from them. Equal distributions
+    are always accepted."""
     random = np.random.default_rng(0)
     log_p, log_q = (
-        jnp.asarray(np.log(random.dirichlet(np.full(1000, 0.5)) + 1e-9), jnp.bfloat16) for _ in range(2)
+        jnp.asarray(np.log(random.dirichlet(np.full(1000, 0.5)) + 1e-9), jnp.bfloat16)
+        for _ in range(2)
     )
     keys, drafts = jax.random.split(jax.random.key(0), 1000), np.arange(1000)
     found = couple(keys, log_p, log_p, drafts)
@@ -104,12 +126,16 @@ DRAFTS = np.array(list(itertools.product(range(V), repeat=GAMMA)))
 
 
 def tables(seed):
-    """Conditional distributions p and q after every prefix of 0, ..., GAMMA tokens: [2][GAMMA + 1][V^i, V].
+    """Conditional distributions p and q after every prefix of 0, ..., GAMMA tokens:
+    [2][GAMMA + 1][V^i, V].
 
     Every third table has zeros in both; every fourth has q = p after some prefixes.
     """
     random = np.random.default_rng(seed)
-    p, q = ([random.dirichlet(np.ones(V), size=V**i) for i in range(GAMMA + 1)] for _ in range(2))
+    p, q = (
+        [random.dirichlet(np.ones(V), size=V**i) for i in range(GAMMA + 1)]
+        for _ in range(2)
+    )
     for i in range(GAMMA + 1):
         if seed % 3 == 0:
             for distributions in (p, q):
@@ -139,9 +165,11 @@ def joint(table, length):
 
 
 def output_law(p, q, h, following):
-    """The joint distribution of GAMMA + 1 tokens: tau drafts, the token after them, the rest drawn from p.
+    """The joint distribution of GAMMA + 1 tokens: tau drafts, the token after them, the
+    rest drawn from p.
 
-    h [27, GAMMA] and following [27, GAMMA + 1, V], for each row of DRAFTS, tau: the last success of h.
+    h [27, GAMMA] and following [27, GAMMA + 1, V], for each row of DRAFTS, tau: the
+    last success of h.
     """
     distribution = np.zeros([V] * (GAMMA + 1))
     of_drafts = joint(q, GAMMA).ravel()
@@ -165,7 +193,8 @@ of_blocks = jax.jit(jax.vmap(block_distributions))
 
 
 def h_and_following(p, q, lengths=GAMMA):
-    """What the code computes for every row of DRAFTS, blocks of these lengths; see `output_law`."""
+    """What the code computes for every row of DRAFTS, blocks of these lengths; see
+    `output_law`."""
     given = logs(along(p, DRAFTS, GAMMA + 1)), logs(along(q, DRAFTS, GAMMA)), DRAFTS
     found = of_blocks(*given, np.broadcast_to(lengths, len(DRAFTS)))
     weights = np.exp(np.asarray(found.log_next, np.float64))
@@ -182,27 +211,36 @@ def ratios_of(p, q):
     """p / q of each of the DRAFTS [27, GAMMA]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = along(p, DRAFTS, GAMMA) / along(q, DRAFTS, GAMMA)
-    return np.nan_to_num(np.take_along_axis(ratios, DRAFTS[..., None], 2)[..., 0], posinf=1e9)
+    return np.nan_to_num(
+        np.take_along_axis(ratios, DRAFTS[..., None], 2)[..., 0], posinf=1e9
+    )
 
 
 @pytest.mark.parametrize("seed", range(TABLES))
 def test_blocks_put_out_the_target(seed):
-    """By enumeration of all drafts, from the probabilities that the code computes; exact to float32. The
-    expected number of accepted drafts is at least that of testing one token after the other.
+    """By enumeration of all drafts, from the probabilities that the code computes;
+    exact to float32. The expected number of accepted drafts is at least that of testing
+    one token after the other.
 
-    A block may end where chance has put it in the tree of texts; without the last of its drafts the
-    distribution is more than 1 % off somewhere."""
+    A block may end where chance has put it in the tree of texts; without the last of
+    its drafts the distribution is more than 1 % off somewhere."""
     p, q = tables(seed)
     h, following = h_and_following(p, q)
     assert off(p, q, h, following) < 2e-6
     one_by_one = np.cumprod(np.minimum(1, ratios_of(p, q)), axis=1).sum(axis=1)
-    reached = 1 - np.cumprod(1 - h[:, ::-1], axis=1)  # P(tau >= gamma), ..., P(tau >= 1)
+    reached = 1 - np.cumprod(
+        1 - h[:, ::-1], axis=1
+    )  # P(tau >= gamma), ..., P(tau >= 1)
     gain = joint(q, GAMMA).ravel() @ (reached.sum(axis=1) - one_by_one)
     assert gain > (0.005 if seed % 3 and seed % 4 else -1e-6)
 
     random = np.random.default_rng(seed)
-    ends = [random.random(V**i) < 0.4 for i in range(GAMMA)] + [np.ones(V**GAMMA, bool)]  # by the text so far
-    lengths = 1 + np.argmax([ends[i][prefixes(DRAFTS, i)] for i in range(1, GAMMA + 1)], axis=0)
+    ends = [random.random(V**i) < 0.4 for i in range(GAMMA)] + [
+        np.ones(V**GAMMA, bool)
+    ]  # by the text so far
+    lengths = 1 + np.argmax(
+        [ends[i][prefixes(DRAFTS, i)] for i in range(1, GAMMA + 1)], axis=0
+    )
     assert off(p, q, *h_and_following(p, q, lengths)) < 2e-6
     if seed in (1, 2, 4, 7, 8):  # lengths that differ
         held_back = np.where(lengths < GAMMA, lengths - 1, GAMMA)
@@ -218,7 +256,9 @@ def last_success(distribution):
 
 def residual_without_pi(p, q, h, following):
     rest = np.maximum(along(p, DRAFTS, GAMMA) - along(q, DRAFTS, GAMMA), 0)
-    return h, np.concatenate([rest / rest.sum(-1, keepdims=True), following[:, -1:]], axis=1)
+    return h, np.concatenate(
+        [rest / rest.sum(-1, keepdims=True), following[:, -1:]], axis=1
+    )
 
 
 def fresh_draw_from_p(p, q, h, following):
@@ -227,12 +267,14 @@ def fresh_draw_from_p(p, q, h, following):
 
 def first_failure_ends_it(p, q, h, following):
     reach = np.cumprod(h, axis=1)
-    return last_success(np.append(reach[:, :-1] * (1 - h[:, 1:]), reach[:, -1:], axis=1)), following
+    return last_success(
+        np.append(reach[:, :-1] * (1 - h[:, 1:]), reach[:, -1:], axis=1)
+    ), following
 
 
 def clamped_products(p, q, h, following):
-    """Cumulative products of clamped ratios, each against a uniform of its own; p where no residual is
-    left."""
+    """Cumulative products of clamped ratios, each against a uniform of its own; p where
+    no residual is left."""
     empty = following.sum(axis=-1, keepdims=True) == 0
     products = np.cumprod(np.minimum(1, ratios_of(p, q)), axis=1)
     return products, np.where(empty, along(p, DRAFTS, GAMMA + 1), following)
@@ -242,7 +284,13 @@ def p_and_q_swapped(p, q, h, following):
     return h_and_following(q, p)
 
 
-WRONG = (residual_without_pi, fresh_draw_from_p, first_failure_ends_it, clamped_products, p_and_q_swapped)
+WRONG = (
+    residual_without_pi,
+    fresh_draw_from_p,
+    first_failure_ends_it,
+    clamped_products,
+    p_and_q_swapped,
+)
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -1,5 +1,6 @@
-"""Couplings of Gaussians: the output distribution is p and a draft is accepted with probability min(1, p /
-q); a wrong coupling of each kind is noticed; small deviations, and numbers that are none.
+"""Couplings of Gaussians: the output distribution is p and a draft is accepted with
+probability min(1, p / q); a wrong coupling of each kind is noticed; small deviations,
+and numbers that are none.
 
 Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
 """
@@ -32,19 +33,30 @@ def wave(d, phase):
 
 SIGMA = np.exp(wave(16, 1))
 PAIRS = {
-    "equal, 16": (gaussian(wave(16, 0), SIGMA), gaussian(wave(16, 0) + 0.4 * wave(16, 2) * SIGMA, SIGMA)),
-    "unequal, 2": (gaussian([0.3, 1.0], [0.9, 0.1]), gaussian([-0.1, 1.05], [0.6, 0.13])),
-    # So close that the residual is drawn under its envelope (see `coupling.residual`), all parts of it.
+    "equal, 16": (
+        gaussian(wave(16, 0), SIGMA),
+        gaussian(wave(16, 0) + 0.4 * wave(16, 2) * SIGMA, SIGMA),
+    ),
+    "unequal, 2": (
+        gaussian([0.3, 1.0], [0.9, 0.1]),
+        gaussian([-0.1, 1.05], [0.6, 0.13]),
+    ),
+    # So close that the residual is drawn under its envelope (see `coupling.residual`),
+    # all parts of it.
     "close, 1": (gaussian([0.3], 0.7), gaussian([0.1], 0.8)),
     "close, 16": (
         gaussian(wave(16, 0), SIGMA),
-        gaussian(wave(16, 0) + 0.16 * wave(16, 2) * SIGMA, SIGMA * np.exp(0.02 * wave(16, 3))),
+        gaussian(
+            wave(16, 0) + 0.16 * wave(16, 2) * SIGMA, SIGMA * np.exp(0.02 * wave(16, 3))
+        ),
     ),
 }
 
 
 # Few proposals side by side: most lanes need one or two.
-couple = jax.jit(jax.vmap(functools.partial(couple_gaussians, proposals=4), (0, None, None, 0)))
+couple = jax.jit(
+    jax.vmap(functools.partial(couple_gaussians, proposals=4), (0, None, None, 0))
+)
 
 
 def normals(d, seed):
@@ -57,7 +69,9 @@ def at(g, noise):
 
 def float64_log_ratio(p, q, x):
     p, q, x = jax.tree.map(lambda a: np.asarray(a, np.float64), (p, q, x))
-    terms = (x - q.mean) ** 2 * np.exp(-q.log_var) - (x - p.mean) ** 2 * np.exp(-p.log_var)
+    terms = (x - q.mean) ** 2 * np.exp(-q.log_var) - (x - p.mean) ** 2 * np.exp(
+        -p.log_var
+    )
     return 0.5 * np.sum(terms + q.log_var - p.log_var, axis=-1)
 
 
@@ -68,8 +82,9 @@ def run(p, q, draft):
 
 
 def distribution_p_value(value, p, q):
-    """Of `value` [N, d] against p: each coordinate, the squared radius, the coordinate along the difference
-    of the means, and log p / q, on which any test of p against a mixture with q can be based."""
+    """Of `value` [N, d] against p: each coordinate, the squared radius, the coordinate
+    along the difference of the means, and log p / q, on which any test of p against a
+    mixture with q can be based."""
     d = value.shape[1]
     noise = (value - p.mean) * np.exp(-0.5 * p.log_var)
     delta = (p.mean - q.mean) * np.exp(-0.5 * p.log_var)
@@ -77,18 +92,26 @@ def distribution_p_value(value, p, q):
         *(ks_p_value(noise[:, i], norm.cdf) for i in range(d)),
         ks_p_value(np.sum(noise**2, axis=1), chi2(d).cdf),
         ks_p_value(noise @ delta / np.linalg.norm(delta), norm.cdf),
-        two_sample_ks_p_value(*(float64_log_ratio(p, q, x) for x in (value, at(p, normals(d, 99))))),
+        two_sample_ks_p_value(
+            *(float64_log_ratio(p, q, x) for x in (value, at(p, normals(d, 99))))
+        ),
     ]
     return min(1.0, len(found) * min(found))
 
 
 @functools.cache
 def drafted(pair):
-    """Noise of the drafts, the drafts, and the probabilities at which they are accepted; and the coupling."""
+    """Noise of the drafts, the drafts, and the probabilities at which they are
+    accepted; and the coupling."""
     p, q = PAIRS[pair]
     noise = normals(len(q.mean), 1)
     draft = at(q, noise)
-    return noise, draft, np.minimum(1, np.exp(float64_log_ratio(p, q, draft))), run(p, q, draft)
+    return (
+        noise,
+        draft,
+        np.minimum(1, np.exp(float64_log_ratio(p, q, draft))),
+        run(p, q, draft),
+    )
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -106,12 +129,15 @@ def test_output_distribution_and_acceptance(pair):
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_wrong_couplings_are_noticed(pair):
-    """After a rejection a fresh draw from p, or p at the draft's own noise; p and q swapped; a standard
-    deviation taken for a variance."""
+    """After a rejection a fresh draw from p, or p at the draft's own noise; p and q
+    swapped; a standard deviation taken for a variance."""
     p, q = PAIRS[pair]
     noise, draft, chance, (value, accepted, _) = drafted(pair)
     narrow = run(*(g._replace(log_var=0.5 * g.log_var) for g in (p, q)), draft)
-    fresh = [np.where(accepted[:, None], value, at(p, other)) for other in (normals(len(p.mean), 2), noise)]
+    fresh = [
+        np.where(accepted[:, None], value, at(p, other))
+        for other in (normals(len(p.mean), 2), noise)
+    ]
     for wrong in (*fresh, run(q, p, draft).value, narrow.value):
         assert distribution_p_value(wrong, p, q) <= FALSE_ALARM
     assert share_p_value(narrow.accepted.mean(), chance.mean(), N) <= FALSE_ALARM
@@ -124,7 +150,8 @@ def residual_cdf(distance, s):
 
 
 def narrow_cdf(s):
-    """Of the density ~ (1 - s^2)_+ phi(s): the residual of p = N(0, 1) over a slightly wider q."""
+    """Of the density ~ (1 - s^2)_+ phi(s): the residual of p = N(0, 1) over a slightly
+    wider q."""
     s = np.clip(s, -1, 1)
     return 0.5 * (s * norm.pdf(s) / norm.pdf(1) + 1)
 
@@ -138,15 +165,21 @@ def residuals_one_by_one(key, p, q):
 @pytest.mark.quick("0.1")
 @pytest.mark.parametrize("distance", [0.1, 1e-3, 1e-6])
 def test_close_gaussians_take_as_few_proposals(distance):
-    """Residuals of 10 000 lanes, proposals one by one: the line through the means (d = 16) has the
-    closed-form distribution, and so has a coordinate whose variance alone differs (d = 1); no more than 5
-    and 25 proposals on average. Controls: plain draws from p have neither of them."""
-    draw = functools.partial(residuals_one_by_one, jax.random.split(jax.random.key(1), N))
+    """Residuals of 10 000 lanes, proposals one by one: the line through the means (d =
+    16) has the closed-form distribution, and so has a coordinate whose variance alone
+    differs (d = 1); no more than 5 and 25 proposals on average. Controls: plain draws
+    from p have neither of them."""
+    draw = functools.partial(
+        residuals_one_by_one, jax.random.split(jax.random.key(1), N)
+    )
     p = gaussian(np.zeros(16), 1.0)
     direction = wave(16, 0) / np.linalg.norm(wave(16, 0))
     across = wave(16, 4) - (wave(16, 4) @ direction) * direction
     found = draw(p, gaussian(-distance * direction, 1.0))
-    value, of_line = np.asarray(found.value, float), functools.partial(residual_cdf, distance)
+    value, of_line = (
+        np.asarray(found.value, float),
+        functools.partial(residual_cdf, distance),
+    )
     assert ks_p_value(value @ direction, of_line) > FALSE_ALARM
     assert ks_p_value(value @ across / np.linalg.norm(across), norm.cdf) > FALSE_ALARM
     assert not found.truncated.any() and found.trips.mean() < 5
@@ -161,22 +194,29 @@ def test_close_gaussians_take_as_few_proposals(distance):
 SMALL = gaussian(wave(64, 0), 0.004)
 OTHERS = {
     "itself": SMALL,
-    "close": gaussian(wave(64, 0) + 1e-4 * wave(64, 1), 0.004 * np.exp(0.002 * wave(64, 2))),
-    "apart": gaussian(wave(64, 0) + 0.002 * wave(64, 1), 0.004 * np.exp(0.2 * wave(64, 2))),
+    "close": gaussian(
+        wave(64, 0) + 1e-4 * wave(64, 1), 0.004 * np.exp(0.002 * wave(64, 2))
+    ),
+    "apart": gaussian(
+        wave(64, 0) + 0.002 * wave(64, 1), 0.004 * np.exp(0.2 * wave(64, 2))
+    ),
     "disjoint": gaussian(wave(64, 0) + 3.0, 0.004),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_log_ratio_at_small_sigma_in_many_dimensions(other):
-    """sigma 0.004, d = 64, against float64 at the same float32 numbers. Control: the difference of two
-    float32 log densities, each a sum of 64 terms of size 10, is ten times worse where p and q are close."""
+    """sigma 0.004, d = 64, against float64 at the same float32 numbers. Control: the
+    difference of two float32 log densities, each a sum of 64 terms of size 10, is ten
+    times worse where p and q are close."""
     x = at(SMALL, np.random.default_rng(0).normal(size=(200, 64)))
-    p, q, x = jax.tree.map(lambda a: np.asarray(a, np.float32), (SMALL, OTHERS[other], x))
-    exact = float64_log_ratio(p, q, x)
-    ours, naive = jax.jit(lambda p, q, x: (log_ratio(p, q, x), log_density(p, x) - log_density(q, x)))(
-        p, q, x
+    p, q, x = jax.tree.map(
+        lambda a: np.asarray(a, np.float32), (SMALL, OTHERS[other], x)
     )
+    exact = float64_log_ratio(p, q, x)
+    ours, naive = jax.jit(
+        lambda p, q, x: (log_ratio(p, q, x), log_density(p, x) - log_density(q, x))
+    )(p, q, x)
     error = lambda found: np.abs(np.asarray(found, np.float64) - exact).max()
     assert error(ours) <= 1e-5 * np.abs(exact).max()
     if other == "close":
@@ -186,18 +226,24 @@ def test_log_ratio_at_small_sigma_in_many_dimensions(other):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_extremes(dtype):
-    """sigma 0.004 in 64 dimensions: p = q is always accepted without a trip, disjoint distributions never,
-    after one trip; the result is float32 and near p."""
+    """sigma 0.004 in 64 dimensions: p = q is always accepted without a trip, disjoint
+    distributions never, after one trip; the result is float32 and near p."""
     q, far = jax.tree.map(lambda a: jnp.asarray(a, dtype), (SMALL, OTHERS["disjoint"]))
     noise = np.random.default_rng(0).normal(size=(64, 64))
-    draft = jnp.asarray(at(jax.tree.map(lambda a: np.asarray(a, np.float64), q), noise), dtype)
+    draft = jnp.asarray(
+        at(jax.tree.map(lambda a: np.asarray(a, np.float64), q), noise), dtype
+    )
     keys = jax.random.split(jax.random.key(0), 64)
     value, accepted, info = couple(keys, q, q, draft)
     chex.assert_trees_all_equal(value, draft.astype(jnp.float32), strict=True)
     assert accepted.all() and not info.trips.any() and not info.log_accept.any()
     value, accepted, info = couple(keys, far, q, draft)
-    assert value.dtype == jnp.float32 and not accepted.any() and not info.truncated.any()
-    assert (info.trips == 1).all() and float(jnp.max(jnp.abs(value - far.mean))) < 0.004 * 6
+    assert (
+        value.dtype == jnp.float32 and not accepted.any() and not info.truncated.any()
+    )
+    assert (info.trips == 1).all() and float(
+        jnp.max(jnp.abs(value - far.mean))
+    ) < 0.004 * 6
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

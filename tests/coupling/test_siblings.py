@@ -1,4 +1,5 @@
-"""Several drafts without replacement: the law of what comes out, by enumeration of all ordered drafts.
+"""Several drafts without replacement: the law of what comes out, by enumeration of all
+ordered drafts.
 
 Nothing is sampled, except in the last test.
 """
@@ -35,7 +36,8 @@ PAIRS = [*P_Q.values(), *RANDOM.dirichlet([0.7] * V, (12, 2))]
 
 
 def draws(q, k):
-    """All ordered drafts [n, k] without replacement from q, and their probabilities [n].
+    """All ordered drafts [n, k] without replacement from q, and their probabilities
+    [n].
 
     After the last id of q, any id stands for a draft that is not there.
     """
@@ -57,8 +59,11 @@ def draws(q, k):
 
 
 def law(drafts, chances, accept, rest):
-    """Of the value [V], from the drafts' acceptance probabilities [n, k] and what comes after them [n, V]."""
-    reached = np.cumprod(np.concatenate([np.ones((len(accept), 1)), 1 - accept], axis=1), axis=1)
+    """Of the value [V], from the drafts' acceptance probabilities [n, k] and what comes
+    after them [n, V]."""
+    reached = np.cumprod(
+        np.concatenate([np.ones((len(accept), 1)), 1 - accept], axis=1), axis=1
+    )
     out = np.einsum("n,n,nv->v", chances, reached[:, -1], rest)
     np.add.at(out, drafts, chances[:, None] * reached[:, :-1] * accept)
     return out
@@ -74,12 +79,18 @@ def test_the_value_has_the_distribution_p(k):
     for p, q in PAIRS:
         drafts, chances = draws(q, k)
         found = every_draft(logs(p), logs(q), drafts)
-        accept, rest = (np.exp(np.asarray(a, np.float64)) for a in (found.log_accept, found.log_next))
-        chex.assert_trees_all_close(law(drafts, chances, accept, rest), np.array(p) / np.sum(p), atol=1e-6)
+        accept, rest = (
+            np.exp(np.asarray(a, np.float64))
+            for a in (found.log_accept, found.log_next)
+        )
+        chex.assert_trees_all_close(
+            law(drafts, chances, accept, rest), np.array(p) / np.sum(p), atol=1e-6
+        )
 
 
 def by_hand(p, q, drafts, *, renormalised=True, removed=True, backwards=False):
-    """The rule in numpy, right or nearly so: [k] acceptances and the last residual [V]."""
+    """The rule in numpy, right or nearly so: [k] acceptances and the last residual
+    [V]."""
     p, q = np.array(p, float), np.array(q, float)
     accept = np.zeros(len(drafts))
     for i in reversed(range(len(drafts))) if backwards else range(len(drafts)):
@@ -106,13 +117,16 @@ WRONG = {
 
 @pytest.mark.parametrize("variant", [None, *WRONG])
 def test_almost_right_rules_are_refuted(variant):
-    """Each by more than 1 % somewhere, by the enumeration that the right rule passes."""
+    """Each by more than 1 % somewhere, by the enumeration that the right rule
+    passes."""
     error = 0.0
     for p, q in PAIRS:
         drafts, chances = draws(q, 2)
         found = [by_hand(p, q, one, **WRONG.get(variant, {})) for one in drafts]
         accept, rest = map(np.array, zip(*found, strict=True))
-        if variant == "the last is tested first":  # `law` expects the order of the tests
+        if (
+            variant == "the last is tested first"
+        ):  # `law` expects the order of the tests
             drafts, accept = drafts[:, ::-1], accept[:, ::-1]
         error = max(error, np.abs(law(drafts, chances, accept, rest) - p).max())
     assert error < 1e-9 if variant is None else error > 0.01
@@ -126,10 +140,13 @@ def _sample(key, p, q):
     return couple_siblings(for_rule, p, q, drafts), drafts
 
 
-@pytest.mark.parametrize("p, q", [P_Q["far"], ([0.3, 0.3, 0.0, 0.4], [0.0, 0.0, 0.0, 1.0])])
+@pytest.mark.parametrize(
+    "p, q", [P_Q["far"], ([0.3, 0.3, 0.0, 0.4], [0.0, 0.0, 0.0, 1.0])]
+)
 def test_the_draw_itself(p, q):
-    """N = 20 000; the value is the accepted draft, and is distributed as p. In the second case the first test
-    alone decides: what is drawn for the first id must know nothing of it."""
+    """N = 20 000; the value is the accepted draft, and is distributed as p. In the
+    second case the first test alone decides: what is drawn for the first id must know
+    nothing of it."""
     keys = jax.random.split(jax.random.key(0), 20_000)
     found, drafts = jax.tree.map(np.asarray, _sample(keys, logs(p), logs(q)))
     assert counts_p_value(np.bincount(found.value, minlength=V), p) > FALSE_ALARM

@@ -1,9 +1,12 @@
-"""Records a small FLUX-type autoencoder of random weights and what it says, as diffusers computes it.
+"""Records a small FLUX-type autoencoder of random weights and what it says, as
+diffusers computes it.
 
-    python tests/golden/record_flux.py      # writes flux/ beside this file; needs diffusers
+    python tests/golden/record_flux.py      # writes flux/ beside this file; needs
+    diffusers
 
-The file has the names of NextStep-1's published autoencoder: attention in the middle only, nothing around the
-latents. Its latents are normalised over the numbers of each patch, which is done here.
+The file has the names of NextStep-1's published autoencoder: attention in the middle
+only, nothing around the latents. Its latents are normalised over the numbers of each
+patch, which is done here.
 """
 
 from __future__ import annotations
@@ -18,15 +21,30 @@ from diffusers import AutoencoderKL
 
 FOLDER = Path(__file__).parent / "flux"
 SETTINGS = {
-    "resolution": 32, "in_channels": 3, "ch": 8, "out_ch": 3, "ch_mult": [1, 2, 2, 2], "num_res_blocks": 1,
-    "z_channels": 4, "scaling_factor": 0.7, "shift_factor": 0.2, "deterministic": True, "encoder_norm": True,
+    "resolution": 32,
+    "in_channels": 3,
+    "ch": 8,
+    "out_ch": 3,
+    "ch_mult": [1, 2, 2, 2],
+    "num_res_blocks": 1,
+    "z_channels": 4,
+    "scaling_factor": 0.7,
+    "shift_factor": 0.2,
+    "deterministic": True,
+    "encoder_norm": True,
     "psz": 2,
-}  # fmt: skip
+}
 NAMES = (
     (r"down_blocks\.(\d)\.resnets\.(\d)", r"down.\1.block.\2"),
-    (r"up_blocks\.(\d)\.resnets\.(\d)", lambda found: f"up.{3 - int(found[1])}.block.{found[2]}"),
+    (
+        r"up_blocks\.(\d)\.resnets\.(\d)",
+        lambda found: f"up.{3 - int(found[1])}.block.{found[2]}",
+    ),
     (r"down_blocks\.(\d)\.downsamplers\.0", r"down.\1.downsample"),
-    (r"up_blocks\.(\d)\.upsamplers\.0", lambda found: f"up.{3 - int(found[1])}.upsample"),
+    (
+        r"up_blocks\.(\d)\.upsamplers\.0",
+        lambda found: f"up.{3 - int(found[1])}.upsample",
+    ),
     (r"mid_block\.resnets\.(\d)", lambda found: f"mid.block_{int(found[1]) + 1}"),
     (r"mid_block\.attentions\.0", "mid.attn_1"),
     (r"group_norm", "norm"),
@@ -42,15 +60,21 @@ def published(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, tensor in state.items():
         for theirs, ours in NAMES:
             name = re.sub(theirs, ours, name)
-        products = "attn_1" in name and tensor.ndim == 2  # convolutions of one pixel in the published file
+        products = (
+            "attn_1" in name and tensor.ndim == 2
+        )  # convolutions of one pixel in the published file
         found[name] = tensor[:, :, None, None] if products else tensor
     return found
 
 
 def normalised(mean: torch.Tensor, side: int) -> torch.Tensor:
     n, c, h, w = mean.shape
-    patches = mean.reshape(n, c, h // side, side, w // side, side).permute(0, 2, 4, 1, 3, 5)
-    flat = torch.nn.functional.layer_norm(patches.flatten(3), (c * side * side,), eps=1e-6)
+    patches = mean.reshape(n, c, h // side, side, w // side, side).permute(
+        0, 2, 4, 1, 3, 5
+    )
+    flat = torch.nn.functional.layer_norm(
+        patches.flatten(3), (c * side * side,), eps=1e-6
+    )
     return flat.reshape(patches.shape).permute(0, 3, 1, 4, 2, 5).reshape(mean.shape)
 
 
@@ -78,7 +102,9 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / "config.json").write_text(json.dumps(SETTINGS, indent=1) + "\n")
     torch.save(published(model.state_dict()), FOLDER / "checkpoint.pt")
-    np.savez_compressed(FOLDER / "recorded.npz", **{name: a.numpy() for name, a in arrays.items()})
+    np.savez_compressed(
+        FOLDER / "recorded.npz", **{name: a.numpy() for name, a in arrays.items()}
+    )
 
 
 if __name__ == "__main__":

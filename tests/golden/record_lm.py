@@ -1,10 +1,13 @@
-"""Records small random language models of the transformers library and their logits, for tests without it.
+"""Records small random language models of the transformers library and their logits,
+for tests without it.
 
-    python tests/golden/record_lm.py    # writes lm_FAMILY.zip beside itself; needs torch and transformers 5
+    python tests/golden/record_lm.py    # writes lm_FAMILY.zip beside itself; needs
+    torch and transformers 5
 
-Each file holds, per case, the folder that `save_pretrained` writes (float16 weights) and `logits.npz`: token
-ids and the logits that these weights give in float32. Masked-diffusion models are another family's, under
-their names and read with a full mask.
+Each file holds, per case, the folder that `save_pretrained` writes (float16 weights)
+and `logits.npz`: token ids and the logits that these weights give in float32.
+Masked-diffusion models are another family's, under their names and read with a full
+mask.
 """
 
 from __future__ import annotations
@@ -22,10 +25,21 @@ import torch
 import transformers
 
 HERE = Path(__file__).parent
-SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "intermediate_size": 48, "max_position_embeddings": 128}  # fmt: skip
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 16}  # fmt: skip
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 CLASSES = {"gpt_neox": "GPTNeoX", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
@@ -36,48 +50,101 @@ def rope(theta: float = 1e4, **how) -> dict:
 CASES = {
     ("gpt_neox", "parallel"): rope(partial_rotary_factor=0.25),
     ("gpt_neox", "sequential"): {
-        **rope(partial_rotary_factor=0.5), "use_parallel_residual": False, "hidden_act": "gelu_new"},
+        **rope(partial_rotary_factor=0.5),
+        "use_parallel_residual": False,
+        "hidden_act": "gelu_new",
+    },
     ("llama", "plain"): rope(),
-    ("llama", "llama3"): {**rope(5e5, **LLAMA3), "num_key_value_heads": 2, "tie_word_embeddings": True},
+    ("llama", "llama3"): {
+        **rope(5e5, **LLAMA3),
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
     ("llama", "linear"): {
-        **rope(rope_type="linear", factor=4.0), "num_key_value_heads": 1, "head_dim": 6,
-        "attention_bias": True, "mlp_bias": True},
-    ("qwen2", "tied"): {**rope(1e6), "num_key_value_heads": 2, "tie_word_embeddings": True},
-    ("qwen2", "untied"): {**rope(1e6), "num_key_value_heads": 1, "tie_word_embeddings": False},
+        **rope(rope_type="linear", factor=4.0),
+        "num_key_value_heads": 1,
+        "head_dim": 6,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    ("qwen2", "tied"): {
+        **rope(1e6),
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    ("qwen2", "untied"): {
+        **rope(1e6),
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": False,
+    },
     ("qwen3", "tied"): {
-        **rope(1e6), "num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
+        **rope(1e6),
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "tie_word_embeddings": True,
+    },
     ("qwen3", "biases"): {
-        **rope(1e6), "num_key_value_heads": 1, "head_dim": 8, "attention_bias": True,
-        "tie_word_embeddings": False},
-}  # fmt: skip
+        **rope(1e6),
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+    },
+}
 DREAM = {**rope(1e6), "num_key_value_heads": 2, "tie_word_embeddings": False}
 LLADA = {**rope(5e5), "rms_norm_eps": 1e-5}
 LLADA_NAMES = {
-    "model.layers.": "model.transformer.blocks.", "self_attn.o_proj": "attn_out", "self_attn.": "",
-    "mlp.gate_proj": "ff_proj", "mlp.up_proj": "up_proj", "mlp.down_proj": "ff_out",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ff_norm",
-    "model.embed_tokens": "model.transformer.wte", "model.norm": "model.transformer.ln_f",
+    "model.layers.": "model.transformer.blocks.",
+    "self_attn.o_proj": "attn_out",
+    "self_attn.": "",
+    "mlp.gate_proj": "ff_proj",
+    "mlp.up_proj": "up_proj",
+    "mlp.down_proj": "ff_out",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ff_norm",
+    "model.embed_tokens": "model.transformer.wte",
+    "model.norm": "model.transformer.ln_f",
     "lm_head": "model.transformer.ff_out",
-}  # fmt: skip
+}
 LLADA_CONFIG = {
-    "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": 32, "n_layers": 2, "n_heads": 4,
-    "n_kv_heads": 4, "mlp_hidden_size": 48, "vocab_size": 64, "embedding_size": 64, "rms_norm_eps": 1e-5,
-    "max_sequence_length": 128, "rope_theta": 5e5, "block_type": "llama", "activation_type": "silu",
-    "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False, "include_qkv_bias": False,
-    "weight_tying": False, "scale_logits": False, "eos_token_id": 1,
+    "model_type": "llada",
+    "architectures": ["LLaDAModelLM"],
+    "d_model": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 4,
+    "mlp_hidden_size": 48,
+    "vocab_size": 64,
+    "embedding_size": 64,
+    "rms_norm_eps": 1e-5,
+    "max_sequence_length": 128,
+    "rope_theta": 5e5,
+    "block_type": "llama",
+    "activation_type": "silu",
+    "layer_norm_type": "rms",
+    "rope": True,
+    "alibi": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "weight_tying": False,
+    "scale_logits": False,
+    "eos_token_id": 1,
     "auto_map": {"AutoModelForCausalLM": "modeling_llada.LLaDAModelLM"},
-}  # fmt: skip
+}
 
 
 @torch.no_grad()
 def random_model(family: str, options: dict, seed: int):
-    """A model of random weights, large enough for logits of a few units, that float16 holds exactly."""
+    """A model of random weights, large enough for logits of a few units, that float16
+    holds exactly."""
     config = getattr(transformers, f"{CLASSES[family]}Config")(**SIZES, **options)
     torch.manual_seed(seed)
     model = getattr(transformers, f"{CLASSES[family]}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         parameter.add_(0.25 * torch.randn(parameter.shape))
-    for parameter in model.parameters():  # `model.half()` would round the rotary frequencies as well
+    for parameter in (
+        model.parameters()
+    ):  # `model.half()` would round the rotary frequencies as well
         parameter.copy_(parameter.half())
     return model
 
@@ -86,17 +153,26 @@ def save_masked(family: str, model, folder: Path) -> None:
     """The folder that this model would be published in."""
     tensors, config = model.state_dict(), LLADA_CONFIG
     if family == "dream":
-        config = model.config.to_dict() | {"model_type": "Dream", "architectures": ["DreamModel"]}
+        config = model.config.to_dict() | {
+            "model_type": "Dream",
+            "architectures": ["DreamModel"],
+        }
         config["auto_map"] = {"AutoModel": "modeling_dream.DreamModel"}
     else:
         for theirs, ours in LLADA_NAMES.items():
-            tensors = {name.replace(theirs, ours): tensor for name, tensor in tensors.items()}
+            tensors = {
+                name.replace(theirs, ours): tensor for name, tensor in tensors.items()
+            }
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config | {"mask_token_id": 63}))
-    safetensors.torch.save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
+    safetensors.torch.save_file(
+        {n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors"
+    )
 
 
-def add(archive: zipfile.ZipFile, case: str, folder: Path, **arrays: np.ndarray) -> None:
+def add(
+    archive: zipfile.ZipFile, case: str, folder: Path, **arrays: np.ndarray
+) -> None:
     """With a fixed date, so that the same models give the same file."""
     np.savez(content := io.BytesIO(), **arrays)
     files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
@@ -109,20 +185,38 @@ def add(archive: zipfile.ZipFile, case: str, folder: Path, **arrays: np.ndarray)
 def main(scratch: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, 64, (2, 24))
     ids = torch.as_tensor(tokens)
-    archives = {f: zipfile.ZipFile(HERE / f"lm_{f}.zip", "w") for f in (*CLASSES, "llada", "dream")}
+    archives = {
+        f: zipfile.ZipFile(HERE / f"lm_{f}.zip", "w")
+        for f in (*CLASSES, "llada", "dream")
+    }
     for seed, ((family, case), options) in enumerate(CASES.items(), 1):
-        model, folder = random_model(family, options, seed), scratch / f"{family}-{case}"
+        model, folder = (
+            random_model(family, options, seed),
+            scratch / f"{family}-{case}",
+        )
         shards = {"max_shard_size": "20KB"} if case == "untied" else {}
         copy.deepcopy(model).half().save_pretrained(folder, **shards)
         logits = model(ids).logits.numpy()
-        add(archives[family], case, folder, tokens=tokens.astype(np.uint8), logits=logits)
+        add(
+            archives[family],
+            case,
+            folder,
+            tokens=tokens.astype(np.uint8),
+            logits=logits,
+        )
     for family, of, options in (("llada", "llama", LLADA), ("dream", "qwen2", DREAM)):
         model, folder = random_model(of, options, 105), scratch / family
         save_masked(family, copy.deepcopy(model).half(), folder)
         logits = model(ids, attention_mask=torch.zeros(2, 1, 24, 24)).logits.numpy()
         if family == "dream":  # its sampling loop shifts them
             logits = np.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
-        add(archives[family], "masked", folder, tokens=tokens.astype(np.uint8), logits=logits)
+        add(
+            archives[family],
+            "masked",
+            folder,
+            tokens=tokens.astype(np.uint8),
+            logits=logits,
+        )
     for archive in archives.values():
         archive.close()
 

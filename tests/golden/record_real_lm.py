@@ -1,10 +1,12 @@
-"""Records what the transformers library makes of the published model of tests/real_lm.py.
+"""Records what the transformers library makes of the published model of
+tests/real_lm.py.
 
     python tests/golden/record_real_lm.py    # writes real_lm.npz beside itself
 
-Per prompt: its ids, and at some positions the largest logits (float32) and their ids. Of one prompt the ids
-of a long greedy continuation and, at each of them, by how much the best logit is ahead of the second best.
-Needs torch, transformers, gguf and the model's package.
+Per prompt: its ids, and at some positions the largest logits (float32) and their ids.
+Of one prompt the ids of a long greedy continuation and, at each of them, by how much
+the best logit is ahead of the second best. Needs torch, transformers, gguf and the
+model's package.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ import real_lm  # noqa: E402
 def load(file: Path):
     """The library's model and tokenizer."""
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        **where, dtype=torch.float32
+    )
     return model.eval(), transformers.AutoTokenizer.from_pretrained(**where)
 
 
@@ -54,14 +58,19 @@ def greedy(model, ids: list[int], count: int) -> tuple[list[int], list[float]]:
 
 def record() -> dict[str, np.ndarray]:
     if (file := real_lm.find()) is None:
-        raise SystemExit(f"the package {real_lm.PACKAGE} is not installed; see tests/real_lm.py")
+        raise SystemExit(
+            f"the package {real_lm.PACKAGE} is not installed; see tests/real_lm.py"
+        )
     model, tokenizer = load(file)
     arrays = {"sha256": np.array(hashlib.sha256(file.read_bytes()).hexdigest())}
     for i, prompt in enumerate(real_lm.PROMPTS):
         ids = tokenizer(prompt)["input_ids"]
         rows = logits(model, ids)[real_lm.positions(len(ids))]
         best = np.argsort(-rows, axis=-1)[:, : real_lm.TOP]
-        arrays |= {f"ids_{i}": np.array(ids, np.int32), f"best_{i}": best.astype(np.int32)}
+        arrays |= {
+            f"ids_{i}": np.array(ids, np.int32),
+            f"best_{i}": best.astype(np.int32),
+        }
         arrays[f"logits_{i}"] = np.take_along_axis(rows, best, axis=-1)
     ids = tokenizer(real_lm.LONG)["input_ids"]
     found, ahead = greedy(model, ids, real_lm.LONG_TOKENS)

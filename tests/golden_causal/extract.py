@@ -2,8 +2,9 @@
 
     python tests/golden_causal/extract.py DIR    # DIR holds sphere_tiny.pth, .npz, ...
 
-`*_vae.npz` and `*_ar.npz` keep the arrays that the tests read, `*_vae.pth` the tensors `vae.*` and `*_ar.pth`
-the others, as they lie in the whole file: their types, and the strides of images stored with channels last.
+`*_vae.npz` and `*_ar.npz` keep the arrays that the tests read, `*_vae.pth` the tensors
+`vae.*` and `*_ar.pth` the others, as they lie in the whole file: their types, and the
+strides of images stored with channels last.
 """
 
 from __future__ import annotations
@@ -43,8 +44,14 @@ def as_it_lies(tensor: LazyTensor) -> torch_writer.Tensor:
 
 def write(file: str, name: str, whole: dict[str, LazyTensor], of_vae: bool) -> None:
     """A training checkpoint with a part of the weights."""
-    state = {key: as_it_lies(value) for key, value in whole.items() if key.startswith("vae.") == of_vae}
-    torch_writer.write(HERE / f"{file}.pth", {name: state, "args": argparse.Namespace()})
+    state = {
+        key: as_it_lies(value)
+        for key, value in whole.items()
+        if key.startswith("vae.") == of_vae
+    }
+    torch_writer.write(
+        HERE / f"{file}.pth", {name: state, "args": argparse.Namespace()}
+    )
 
 
 def main(folder: Path) -> None:
@@ -52,9 +59,14 @@ def main(folder: Path) -> None:
         recorded = np.load(folder / f"{name}.npz")
         kept = {key: recorded[key] for key in recorded.files if ARRAYS.fullmatch(key)}
         np.savez_compressed(HERE / f"{name}_vae.npz", **kept)
-        kept = {key: recorded[key] for key in recorded.files if OF_BACKBONE.fullmatch(key)}
+        kept = {
+            key: recorded[key] for key in recorded.files if OF_BACKBONE.fullmatch(key)
+        }
         np.savez_compressed(HERE / f"{name}_ar.npz", **kept)
-    tiny, tiny2 = (open_checkpoint(folder / f"{name}.pth") for name in ("sphere_tiny", "sphere_tiny2"))
+    tiny, tiny2 = (
+        open_checkpoint(folder / f"{name}.pth")
+        for name in ("sphere_tiny", "sphere_tiny2")
+    )
     write("sphere_tiny_ar", "ema", tiny["ema"], of_vae=False)
     write("sphere_tiny2_ar", "model", tiny2["model"], of_vae=False)
     write("sphere_tiny2_vae", "model", tiny2["model"], of_vae=True)

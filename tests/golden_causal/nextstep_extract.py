@@ -1,10 +1,12 @@
-"""Keeps what the tests use of the numbers recorded from NextStep-1's published PyTorch code.
+"""Keeps what the tests use of the numbers recorded from NextStep-1's published PyTorch
+code.
 
-    python nextstep_extract.py DIR    # of nextstep_tiny.npz, .safetensors and .json as they were recorded
+    python nextstep_extract.py DIR    # of nextstep_tiny.npz, .safetensors and .json as
+    they were recorded
 
-The recording: stepfun-ai/NextStep-1 (Apache-2.0) at commit 6e49bae, on a CPU in float32, random weights,
-every random draw injected. Left out are most runs whose noise prompts share, the parts of which
-generations are made, image editing, and training.
+The recording: stepfun-ai/NextStep-1 (Apache-2.0) at commit 6e49bae, on a CPU in
+float32, random weights, every random draw injected. Left out are most runs whose noise
+prompts share, the parts of which generations are made, image editing, and training.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""Coupled drafts: the law of all tokens by enumeration where it is finite, and against closed forms."""
+"""Coupled drafts: the law of all tokens by enumeration where it is finite, and against
+closed forms."""
 
 import dataclasses
 import itertools
@@ -15,11 +16,16 @@ from test_token_speculation import law_of, reused
 from cspd_jax.image import rounds
 from cspd_jax.keys import Purpose
 
-# Enumeration. Three binary tokens: what a round may do, with its probability, and all rounds.
+# Enumeration. Three binary tokens: what a round may do, with its probability, and all
+# rounds.
 
 LENGTH, AHEAD = 3, 2
 RANDOM = np.random.default_rng(0)
-TARGET = {x: RANDOM.uniform(0.1, 0.9) for n in range(LENGTH) for x in itertools.product((0, 1), repeat=n)}
+TARGET = {
+    x: RANDOM.uniform(0.1, 0.9)
+    for n in range(LENGTH)
+    for x in itertools.product((0, 1), repeat=n)
+}
 
 
 def target(known):
@@ -28,7 +34,8 @@ def target(known):
 
 
 def stale(known, place):
-    """The law of a draft at `place` from a context that shows fewer tokens: the target's after zeros."""
+    """The law of a draft at `place` from a context that shows fewer tokens: the
+    target's after zeros."""
     return target((*known, *[0] * (place - len(known))))
 
 
@@ -37,21 +44,26 @@ def of(law, value):
 
 
 def new_values(value, q, p):
-    """The values that a draft becomes, with their probabilities: itself, or one of the residual."""
+    """The values that a draft becomes, with their probabilities: itself, or one of the
+    residual."""
     keep = min(1.0, of(p, value) / of(q, value))
     return [(value, keep), (1 - value, 1 - keep)]
 
 
 def each_by_itself(drafts, laws):
-    """The values of all places after a round, how many are final, and the probability."""
-    for found in itertools.product(*(new_values(v, q, p) for (v, q), p in zip(drafts, laws))):
+    """The values of all places after a round, how many are final, and the
+    probability."""
+    for found in itertools.product(
+        *(new_values(v, q, p) for (v, q), p in zip(drafts, laws))
+    ):
         values, chances = zip(*found) if found else ((), ())
         kept = [new == old for new, (old, _) in zip(values, drafts)]
         yield values, [*kept, False].index(False), np.prod(chances)
 
 
 def as_one_block(drafts, laws):
-    """One block across the tokens; those behind its end are coupled and kept all the same, which is wrong."""
+    """One block across the tokens; those behind its end are coupled and kept all the
+    same, which is wrong."""
     pi, coins = [1.0], []
     for (value, q), p in zip(drafts, laws):
         residual = sum(max(0.0, pi[-1] * of(p, x) - of(q, x)) for x in (0, 1))
@@ -59,20 +71,43 @@ def as_one_block(drafts, laws):
         pi.append(min(1.0, pi[-1] * of(p, value) / of(q, value)))
     for end in range(len(drafts) + 1):  # the last coin that falls heads
         heads = pi[-1] if end == len(drafts) else coins[end]
-        tails = np.prod([1 - coin for coin in coins[end + 1 :]] + [1 - pi[-1]] * (end < len(drafts)))
+        tails = np.prod(
+            [1 - coin for coin in coins[end + 1 :]] + [1 - pi[-1]] * (end < len(drafts))
+        )
         behind = drafts[end + 1 :], laws[end + 1 :]
         last = [()]
         if end < len(drafts):
-            mass = [max(0.0, pi[end] * of(laws[end], x) - of(drafts[end][1], x)) for x in (0, 1)]
+            mass = [
+                max(0.0, pi[end] * of(laws[end], x) - of(drafts[end][1], x))
+                for x in (0, 1)
+            ]
             last = [(x, mass[x] / sum(mass)) for x in (0, 1) if sum(mass)]
         for ending in last:
-            for found in itertools.product(*(new_values(v, q, p) for (v, q), p in zip(*behind))):
-                values = (*(v for v, _ in drafts[:end]), *ending[:1], *(v for v, _ in found))
-                yield values, end, heads * tails * np.prod([c for _, c in found] + list(ending[1:]))
+            for found in itertools.product(
+                *(new_values(v, q, p) for (v, q), p in zip(*behind))
+            ):
+                values = (
+                    *(v for v, _ in drafts[:end]),
+                    *ending[:1],
+                    *(v for v, _ in found),
+                )
+                yield (
+                    values,
+                    end,
+                    heads * tails * np.prod([c for _, c in found] + list(ending[1:])),
+                )
 
 
-def law(known=(), drafts=(), *, verify=each_by_itself, keep_q=False, budget=lambda drafts: AHEAD):
-    """The law of all tokens, [2, 2, 2], after `known`, with drafts (value, law it was drawn from)."""
+def law(
+    known=(),
+    drafts=(),
+    *,
+    verify=each_by_itself,
+    keep_q=False,
+    budget=lambda drafts: AHEAD,
+):
+    """The law of all tokens, [2, 2, 2], after `known`, with drafts (value, law it was
+    drawn from)."""
     found = np.zeros((2,) * LENGTH)
     if len(known) == LENGTH:
         found[known] = 1
@@ -82,7 +117,10 @@ def law(known=(), drafts=(), *, verify=each_by_itself, keep_q=False, budget=lamb
     for values, n, chance in verify(drafts, laws):
         if not chance:
             continue
-        held = [(v, q if keep_q and v == old else p) for v, (old, q), p in zip(values, drafts, laws)]
+        held = [
+            (v, q if keep_q and v == old else p)
+            for v, (old, q), p in zip(values, drafts, laws)
+        ]
         work = [((held[n][0],), 1.0)] if n < len(drafts) else [((), 1.0)]
         if n == len(drafts) and len(shown) < LENGTH:
             work = [((x,), of(target(shown), x)) for x in (0, 1)]
@@ -94,7 +132,9 @@ def law(known=(), drafts=(), *, verify=each_by_itself, keep_q=False, budget=lamb
             for new in itertools.product((0, 1), repeat=len(fresh)):
                 more = np.prod([of(q, v) for q, v in zip(fresh, new)])
                 how = {"verify": verify, "keep_q": keep_q, "budget": budget}
-                found += chance * its * more * law(now, (*behind, *zip(new, fresh)), **how)
+                found += (
+                    chance * its * more * law(now, (*behind, *zip(new, fresh)), **how)
+                )
     return found
 
 
@@ -117,13 +157,18 @@ def test_by_enumeration():
         {"verify": as_one_block},
         {"budget": lambda behind: AHEAD * all(value == 0 for value, _ in behind)},
     ],
-    ids=["the old law of what was kept", "one block across tokens", "a budget that looks behind"],
+    ids=[
+        "the old law of what was kept",
+        "one block across tokens",
+        "a budget that looks behind",
+    ],
 )
 def test_wrong_by_enumeration(wrong):
     assert variation(**wrong) > 1e-4
 
 
-# The sampler itself, on tokens that are linear in those before them: its law is asked with that of all ways.
+# The sampler itself, on tokens that are linear in those before them: its law is asked
+# with that of all ways.
 
 
 def the_old_law(monkeypatch):
@@ -133,28 +178,38 @@ def the_old_law(monkeypatch):
     def verify_paths(inputs, state, drafted, coins):
         kept, work = right(inputs, state, drafted, coins)
         old = kept.whole[..., None] | (jnp.arange(inputs.steps) > kept.left[..., None])
-        laws = jax.tree.map(lambda p, q: jnp.where(old[..., None], q, p), kept.paths.laws, state.drafts.laws)
+        laws = jax.tree.map(
+            lambda p, q: jnp.where(old[..., None], q, p),
+            kept.paths.laws,
+            state.drafts.laws,
+        )
         return kept._replace(paths=kept.paths._replace(laws=laws)), work
 
     monkeypatch.setattr(rounds, "verify_paths", verify_paths)
 
 
 def coupled(gamma, **options):
-    return dataclasses.replace(IMAGE["self"], method=itself(gamma, coupled=True), **options)
+    return dataclasses.replace(
+        IMAGE["self"], method=itself(gamma, coupled=True), **options
+    )
 
 
 # Each with the setting in which it shows most.
 WRONG = {
     "noise used again": (reused(Purpose.PASS), coupled(3, options={"cfg": 1.5})),
     "coins used again": (reused(Purpose.TEST), IMAGE["self, coupled, few steps"]),
-    "the old law of what was kept": (the_old_law, coupled(6, network=LinearTokens(spec="ddim5"))),
+    "the old law of what was kept": (
+        the_old_law,
+        coupled(6, network=LinearTokens(spec="ddim5")),
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_negative_controls(name, monkeypatch):
-    """A block across tokens, and a budget that looks behind, change too little here: see the enumeration."""
+    """A block across tokens, and a budget that looks behind, change too little here:
+    see the enumeration."""
     wrong, way = WRONG[name]
     wrong(monkeypatch)
     assert law_of(way, variant=name)[0] <= FALSE_ALARM

@@ -26,7 +26,14 @@ def text_request(**options):
     lm = text_models.model()
     params = text_models.params(lm)
     near = (lm, text_models.near(params))
-    options = {"key": None, "drafter": near, "max_new_tokens": 12, "gamma": 3, "stop_ids": (), **options}
+    options = {
+        "key": None,
+        "drafter": near,
+        "max_new_tokens": 12,
+        "gamma": 3,
+        "stop_ids": (),
+        **options,
+    }
     key, drafter = options.pop("key"), options.pop("drafter")
     return text.Request(key, (lm, params), PROMPTS, drafter, text.Options(**options))
 
@@ -34,19 +41,30 @@ def text_request(**options):
 def masked_request(**options):
     model = (LM(LLADA, np.float64), params_of(LLADA, 0))
     key, method = options.pop("key", None), masked.SelfSpeculation()
-    return masked.Request(key, model, PROMPTS, method, masked.Options(max_new_tokens=8, block=4, **options))
+    return masked.Request(
+        key,
+        model,
+        PROMPTS,
+        method,
+        masked.Options(max_new_tokens=8, block=4, **options),
+    )
 
 
 def masked_fastest(request, **options):
-    return masked.fastest(request.key, request.model, request.prompts, request.options, **options)
+    return masked.fastest(
+        request.key, request.model, request.prompts, request.options, **options
+    )
 
 
 def chooses(monkeypatch, best, scale=1.0, others=True):
-    """The measurement without a clock: every way is run (or that alone), `best` is fastest."""
+    """The measurement without a clock: every way is run (or that alone), `best` is
+    fastest."""
     seen = {}
 
     def measured(runs):
-        seen.update({name: run() for name, run in runs.items() if others or name == best})
+        seen.update(
+            {name: run() for name, run in runs.items() if others or name == best}
+        )
         return {name: scale * (0.5 if name == best else 1.0) for name in runs}
 
     monkeypatch.setattr(measure, "median_seconds", measured)
@@ -59,10 +77,19 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     seen = chooses(monkeypatch, best)
     request = text_request()
     choice = text.fastest(*request, pilot=5)
-    assert choice.way == best and seen.keys() == choice.seconds.keys() == {"plain", "gamma 2", "gamma 3"}
+    assert choice.way == best and seen.keys() == choice.seconds.keys() == {
+        "plain",
+        "gamma 2",
+        "gamma 3",
+    }
     assert (choice.request.drafter is None) == (best == "plain")
-    for output in seen.values():  # each made the first five tokens, in the shapes of the whole request
-        assert output.tokens.shape == (2, 15) and output.info.trace.lengths.tolist() == [8, 7]
+    for output in (
+        seen.values()
+    ):  # each made the first five tokens, in the shapes of the whole request
+        assert output.tokens.shape == (
+            2,
+            15,
+        ) and output.info.trace.lengths.tolist() == [8, 7]
     expected = text.generate(*request._replace(drafter=None)).tokens
     chex.assert_trees_all_equal(text.generate(*choice.request).tokens, expected)
 
@@ -76,7 +103,9 @@ def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     assert choice.way == best and seen.keys() == {"stepwise", "gamma 4"}
     assert all(output.tokens.shape == (2, 4) for output in seen.values())  # one block
     stepwise = masked.generate(*request._replace(method=masked.Stepwise()))
-    chex.assert_trees_all_equal(masked.generate(*choice.request).tokens, stepwise.tokens)
+    chex.assert_trees_all_equal(
+        masked.generate(*choice.request).tokens, stepwise.tokens
+    )
 
 
 @pytest.mark.slow
@@ -86,16 +115,35 @@ def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
     choice = text.fastest(*text_request(key=KEY, temperature=1.0), pilot=12)
     assert np.any(seen["plain"].tokens != text.generate(*choice.request).tokens)
     seen = chooses(monkeypatch, "stepwise", others=False)
-    choice = masked_fastest(masked_request(key=KEY, temperature=1.0), gammas=(2,), pilot=8)
+    choice = masked_fastest(
+        masked_request(key=KEY, temperature=1.0), gammas=(2,), pilot=8
+    )
     assert np.any(seen["stepwise"].tokens != masked.generate(*choice.request).tokens)
     keys = row_keys(KEY, 3)
-    several = [jax.random.key_data(k) for k in (*independent_key(keys), *keys, independent_key(KEY))]
+    several = [
+        jax.random.key_data(k)
+        for k in (*independent_key(keys), *keys, independent_key(KEY))
+    ]
     assert len({np.asarray(k).tobytes() for k in several}) == 7
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["text", "masked"])
 def test_the_commands_choose(command, capsys):
-    assert main([command, "--method", "auto", "--new-tokens", "16", "--prompt", "Return", "--json"]) == 0
+    assert (
+        main(
+            [
+                command,
+                "--method",
+                "auto",
+                "--new-tokens",
+                "16",
+                "--prompt",
+                "Return",
+                "--json",
+            ]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     assert '"text"' in out and err.count("gamma") > 1

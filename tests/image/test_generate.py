@@ -1,4 +1,5 @@
-"""`generate` in Python: what a notebook relies on; pictures as tokens and back, and regions of them."""
+"""`generate` in Python: what a notebook relies on; pictures as tokens and back, and
+regions of them."""
 
 from __future__ import annotations
 
@@ -49,12 +50,20 @@ def refuses(call, sentence):
 def test_generate_and_look(model):
     tokens, info = cspd_jax.generate(KEY, model, LABELS)
     assert info.calls["backbone"] == (16, 64) and info.calls["head"] == (160, 640)
-    assert str(info).splitlines()[0].endswith("176 one after the other (16 backbone, 160 head)")
+    assert (
+        str(info)
+        .splitlines()[0]
+        .endswith("176 one after the other (16 backbone, 160 head)")
+    )
     images = cspd_jax.to_images(model, tokens)
     chex.assert_shape([tokens, images], [(4, 16, 16), (4, 16, 16, 1)])
     assert images.dtype == np.uint8
-    expected = np.clip(np.asarray(tokens)[1, 5].reshape(4, 4), -1, 1) * 127.5 + 127.5  # row 1, column 1
-    chex.assert_trees_all_close(images[1, 4:8, 4:8, 0].astype(float), expected, atol=0.51)
+    expected = (
+        np.clip(np.asarray(tokens)[1, 5].reshape(4, 4), -1, 1) * 127.5 + 127.5
+    )  # row 1, column 1
+    chex.assert_trees_all_close(
+        images[1, 4:8, 4:8, 0].astype(float), expected, atol=0.51
+    )
     picture = cspd_jax.picture(images, [model.class_name(i) for i in LABELS], columns=2)
     assert picture.mode == "RGB" and picture.width > 2 * 64
 
@@ -63,46 +72,72 @@ def test_generate_and_look(model):
 def test_load(folder, model, monkeypatch):
     assert model.class_names == tuple(tiny.NAMES) and model.class_name(-1) == "no class"
     half = cspd_jax.load(folder / "target", "bfloat16")
-    assert {leaf.dtype for leaf in jax.tree.leaves(half.params)} == {jnp.dtype("bfloat16")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(half.params)} == {
+        jnp.dtype("bfloat16")
+    }
     tokens, _ = generation.generate(KEY, half, LABELS, options=Options(num_iter=1))
     chex.assert_tree_all_finite(tokens)
     assert tokens.dtype == jnp.float32
     monkeypatch.setattr(hub, "_SHIPPED", folder)
-    refuses(lambda: cspd_jax.load("nothing"), "neither a checkpoint folder nor one of the names default, def")
-    refuses(lambda: cspd_jax.load(folder / "vae", of=ImageModel), "kind kl16; the model must be of kind mar")
+    refuses(
+        lambda: cspd_jax.load("nothing"),
+        "neither a checkpoint folder nor one of the names default, def",
+    )
+    refuses(
+        lambda: cspd_jax.load(folder / "vae", of=ImageModel),
+        "kind kl16; the model must be of kind mar",
+    )
     refuses(lambda: cspd_jax.load(folder), "is not a checkpoint")
-    refuses(lambda: cspd_jax.load(folder / "target", of=VAE), "of kind mar; the autoencoder")
+    refuses(
+        lambda: cspd_jax.load(folder / "target", of=VAE), "of kind mar; the autoencoder"
+    )
 
 
 def test_published_weights(tmp_path, monkeypatch):
-    """What the hub gives is converted; here it gives a small file of the same format."""
+    """What the hub gives is converted; here it gives a small file of the same
+    format."""
     from safetensors.numpy import save_file
 
     from cspd_jax.converters import mar as table
 
     entries = table.FORMAT.wanted(tiny.LATENTS)
     file = tmp_path / "mar-base.safetensors"
-    save_file({e.name: RANDOM.standard_normal(e.source_shape).astype(np.float32) for e in entries}, file)
+    save_file(
+        {
+            e.name: RANDOM.standard_normal(e.source_shape).astype(np.float32)
+            for e in entries
+        },
+        file,
+    )
     fetched = hub.Fetched(file, "someone/mar@abc/mar-base.safetensors")
     monkeypatch.setattr(hub, "fetch", lambda name: fetched)
     monkeypatch.setitem(table.HEADS_OF_WIDTH, 16, 2)
     monkeypatch.setattr(table, "_patch_size", lambda dim: 1)
     model = cspd_jax.load("mar-base")
-    assert model.config.seq_len == 16 and model.metadata["source"] == "someone/mar@abc/mar-base.safetensors"
+    assert (
+        model.config.seq_len == 16
+        and model.metadata["source"] == "someone/mar@abc/mar-base.safetensors"
+    )
 
 
 @pytest.mark.quick("plain, chains-False")
 @pytest.mark.parametrize("name, progress", [("plain, chains", False), ("self", True)])
 def test_batches_are_the_same_images(name, progress, capsys):
-    """Six images four by four; the last batch is filled up by its last image. In one call per batch, or in
-    some where somebody watches."""
+    """Six images four by four; the last batch is filled up by its last image. In one
+    call per batch, or in some where somebody watches."""
     keys, model, labels, method, options = samplers.IMAGE[name].request(0)
-    batched, info = cspd_jax.generate(keys, model, labels, method, options, rows=4, progress=progress)
+    batched, info = cspd_jax.generate(
+        keys, model, labels, method, options, rows=4, progress=progress
+    )
     assert ("6 images" in capsys.readouterr().err) == progress
     for first, size in ((0, 4), (4, 2)):
         rows, own = np.minimum(first + np.arange(4), 5), slice(first, first + size)
-        alone, of_alone = cspd_jax.generate(keys[rows], model, labels[rows], method, options)
-        chex.assert_trees_all_close(np.asarray(batched[own]), np.asarray(alone[:size]), atol=1e-5)
+        alone, of_alone = cspd_jax.generate(
+            keys[rows], model, labels[rows], method, options
+        )
+        chex.assert_trees_all_close(
+            np.asarray(batched[own]), np.asarray(alone[:size]), atol=1e-5
+        )
         for field in ("accepted", "tested", "rounds", "made"):
             assert np.all(getattr(info, field)[own] == getattr(of_alone, field)[:size])
 
@@ -134,8 +169,13 @@ def test_tokens_that_lie_in_a_region_whole(model, what, rows):
 
 def test_pictures_are_tokens_and_back(model):
     pictures = RANDOM.integers(0, 256, (2, 16, 16, 1), np.uint8)
-    chex.assert_trees_all_equal(cspd_jax.to_images(model, to_tokens(model, pictures)), pictures)
-    refuses(lambda: to_tokens(model, np.zeros((2, 8, 8, 3), np.uint8)), r"uint8 \[2, 8, 8, 3\]")
+    chex.assert_trees_all_equal(
+        cspd_jax.to_images(model, to_tokens(model, pictures)), pictures
+    )
+    refuses(
+        lambda: to_tokens(model, np.zeros((2, 8, 8, 3), np.uint8)),
+        r"uint8 \[2, 8, 8, 3\]",
+    )
     refuses(lambda: to_tokens(model, pictures / 255), "the images are float64")
 
 
@@ -146,11 +186,17 @@ def test_pictures_are_tokens_of_latents_and_back(folder):
     chex.assert_trees_all_close(latents[0, 1, 2] * 0.2325, tokens[0, 6], rtol=1e-5)
     images = pixels.to_images(model, tokens, vae)
     compiled = pixels.decode_batch._cache_size()
-    chex.assert_shape([tokens, latents, images], [(12, 16, 4), (12, 4, 4, 4), (12, 8, 8, 3)])
+    chex.assert_shape(
+        [tokens, latents, images], [(12, 16, 4), (12, 4, 4, 4), (12, 8, 8, 3)]
+    )
     pixels.to_images(model, tokens, vae)
     assert pixels.decode_batch._cache_size() == compiled
-    chex.assert_trees_all_equal(images[9:10], pixels.to_images(model, tokens[9:10], vae))
-    wrong = dataclasses.replace(vae, config=dataclasses.replace(vae.config, embed_dim=8))
+    chex.assert_trees_all_equal(
+        images[9:10], pixels.to_images(model, tokens[9:10], vae)
+    )
+    wrong = dataclasses.replace(
+        vae, config=dataclasses.replace(vae.config, embed_dim=8)
+    )
     for call in (
         lambda *vae: to_tokens(model, images, *vae),
         lambda *vae: pixels.to_images(model, tokens, *vae),
@@ -160,14 +206,29 @@ def test_pictures_are_tokens_of_latents_and_back(folder):
 
 
 def test_pictures_are_tokens_of_a_sphere():
-    config = SphereVAEConfig(channels=(8, 64), encoder_depth=1, decoder_depth=1, latent_dim=4)
+    config = SphereVAEConfig(
+        channels=(8, 64), encoder_depth=1, decoder_depth=1, latent_dim=4
+    )
     own = SphereConfig(
-        seq_len=16, token_dim=4, num_classes=3, class_tokens=1, width=16, depth=1, heads=2, head_width=16,
-        head_depth=1, head_modulations=1, vae_stride=config.stride,
-    )  # fmt: skip
+        seq_len=16,
+        token_dim=4,
+        num_classes=3,
+        class_tokens=1,
+        width=16,
+        depth=1,
+        heads=2,
+        head_width=16,
+        head_depth=1,
+        head_modulations=1,
+        vae_stride=config.stride,
+    )
     model = ImageModel("sphere", SphereModel(own), {})
-    vae = VAE("svae", config, tiny.params(sphere_vae.abstract_params(config), scale=0.05))
+    vae = VAE(
+        "svae", config, tiny.params(sphere_vae.abstract_params(config), scale=0.05)
+    )
     pictures = RANDOM.integers(0, 256, (2, own.image_size, own.image_size, 3), np.uint8)
     tokens = to_tokens(model, pictures, vae)
     chex.assert_trees_all_close(np.linalg.norm(tokens, axis=-1), 2.0, rtol=1e-5)
-    chex.assert_shape([tokens, cspd_jax.to_images(model, tokens, vae)], [(2, 16, 4), pictures.shape])
+    chex.assert_shape(
+        [tokens, cspd_jax.to_images(model, tokens, vae)], [(2, 16, 4), pictures.shape]
+    )

@@ -1,4 +1,5 @@
-"""Parity with the recorded numbers of the public PyTorch implementation, submodule by submodule."""
+"""Parity with the recorded numbers of the public PyTorch implementation, submodule by
+submodule."""
 
 import os
 import subprocess
@@ -16,18 +17,25 @@ from golden_cases import GOLDEN, GROUPS, fixture
 def test_parity(name, group):
     cases = list(GROUPS[group](fixture(GOLDEN, name)))
     assert cases
-    bad = [f"{what}: {error:.2e} > {bound:.2e}" for what, error, bound in cases if not error <= bound]
+    bad = [
+        f"{what}: {error:.2e} > {bound:.2e}"
+        for what, error, bound in cases
+        if not error <= bound
+    ]
     assert not bad, "\n".join(bad)
 
 
 @pytest.mark.slow
 def test_optimised_code(tmp_path):
-    """The same groups of one model, and those of the runner, in a process that compiles as users do."""
+    """The same groups of one model, and those of the runner, in a process that compiles
+    as users do."""
     for file in [*GOLDEN.glob("mar_tiny_patch2*"), *GOLDEN.glob("cspd_*")]:
         (tmp_path / file.name).symlink_to(file)
     command = [sys.executable, Path(__file__).parents[1] / "golden_cases.py", tmp_path]
     ours = ("XLA_FLAGS", "CSPD_JAX_TESTS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ours
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mar_tiny_patch2" in done.stdout and "runner" in done.stdout

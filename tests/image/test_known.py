@@ -26,13 +26,14 @@ ON_ITS_WAY = {name: way for name, way in IMAGE.items() if "checkerboard" not in 
     quick=("plain, groups, guided, cold", "self, groups, guided"),
 )
 def test_the_rest_has_its_law_given_what_is_known(way):
-    """Tokens of 4000 images (400 where both levels speculate), of which any number and any set are known;
-    false alarm 1e-4."""
+    """Tokens of 4000 images (400 where both levels speculate), of which any number and
+    any set are known; false alarm 1e-4."""
     assert law_of(way, some_known(way.images, way.network.seq_len))[0] > FALSE_ALARM
 
 
 def as_drawn(monkeypatch):
-    """The order does not begin with what is known: other tokens are kept in its place."""
+    """The order does not begin with what is known: other tokens are kept in its
+    place."""
     monkeypatch.setattr(bound, "known_first", lambda order, mask: order)
 
 
@@ -55,17 +56,23 @@ def test_negative_controls(wrong, monkeypatch):
 
 @each(ON_ITS_WAY, quick=("self",))
 def test_known_tokens_stay_bit_for_bit(way):
-    """Without a mask an image is what it was but for rounding; an image does not depend on what its
-    neighbours know; half of an image takes fewer calls; a known one takes none."""
+    """Without a mask an image is what it was but for rounding; an image does not depend
+    on what its neighbours know; half of an image takes fewer calls; a known one takes
+    none."""
     network, (keys, model, labels, method, options) = way.network, way.request(0)
-    tokens, half = some_known(6, network.seq_len).tokens, np.arange(network.seq_len) % 2 == 0
+    tokens, half = (
+        some_known(6, network.seq_len).tokens,
+        np.arange(network.seq_len) % 2 == 0,
+    )
 
     def run(*masks):
         mask = np.stack([*masks, *[half] * (6 - len(masks))])
         known = dataclasses.replace(options, known=Known(tokens, mask))
         made, info = generate(keys, model, labels, method, known)
         made = np.asarray(made)
-        assert (made[mask] == tokens[mask]).all() and not np.asarray(info.trace.marks)[mask].any()
+        assert (made[mask] == tokens[mask]).all() and not np.asarray(info.trace.marks)[
+            mask
+        ].any()
         return made, info
 
     made, of_half = run()
@@ -76,12 +83,15 @@ def test_known_tokens_stay_bit_for_bit(way):
     nothing, of_nothing = run(*[none] * 6)
     chex.assert_trees_all_close(nothing, np.asarray(whole), atol=1e-3)
     chex.assert_trees_all_equal(of_nothing.calls, of_whole.calls)
-    assert run(*[all_] * 6)[1].sequential == 0 < of_half.sequential < of_whole.sequential
+    assert (
+        run(*[all_] * 6)[1].sequential == 0 < of_half.sequential < of_whole.sequential
+    )
 
 
 @pytest.mark.slow
 def test_batches_and_streams():
-    """Images one after the other know what those side by side know, and each step shows it."""
+    """Images one after the other know what those side by side know, and each step shows
+    it."""
     known = some_known(3)
     options = Options(known=known, num_iter=4)
     together, _ = generate(jax.random.key(0), MODEL, [0, 1, 1], options=options)
@@ -89,7 +99,9 @@ def test_batches_and_streams():
     chex.assert_trees_all_close(np.asarray(apart), np.asarray(together), atol=1e-4)
     assert np.all(info.made == 6 - known.mask.sum(axis=1))
     for method in (Plain(), IMAGE["self"].asked()):
-        for count, tokens in stream(jax.random.key(0), MODEL, [0, 1, 1], method, options):
+        for count, tokens in stream(
+            jax.random.key(0), MODEL, [0, 1, 1], method, options
+        ):
             assert (np.asarray(tokens)[known.mask] == known.tokens[known.mask]).all()
             assert count == np.any(np.asarray(tokens) != 0, axis=2).sum() / 3
 
@@ -101,7 +113,13 @@ def test_one_program_for_all_masks():
     @chex.assert_max_traces(1)
     def run(tokens, mask):
         own = dataclasses.replace(settled, known=Known(tokens, mask))
-        return sample(MODEL.network, None, cspd_jax.row_keys(jax.random.key(0), 3), jnp.arange(3) % 2, own)[0]
+        return sample(
+            MODEL.network,
+            None,
+            cspd_jax.row_keys(jax.random.key(0), 3),
+            jnp.arange(3) % 2,
+            own,
+        )[0]
 
     known = some_known(3)
     for mask in (known.mask, ~known.mask, np.ones_like(known.mask)):
@@ -111,17 +129,26 @@ def test_one_program_for_all_masks():
 @pytest.mark.slow
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 def test_a_causal_model_keeps_a_prefix(cfg):
-    """What it made of whole images, from their first 40 and 63 tokens on; without guidance, for with it
-    SphereAR's unconditional half has a first token of its own, which is not known."""
-    model, mask = cspd_jax.load("default-causal"), np.arange(64) < np.array([[40], [63]])
+    """What it made of whole images, from their first 40 and 63 tokens on; without
+    guidance, for with it SphereAR's unconditional half has a first token of its own,
+    which is not known."""
+    model, mask = (
+        cspd_jax.load("default-causal"),
+        np.arange(64) < np.array([[40], [63]]),
+    )
     options = Options(respacing="flow4", cfg=cfg)
     whole = np.asarray(generate(jax.random.key(0), model, [0, 1], options=options)[0])
     known = dataclasses.replace(options, known=Known(whole, mask))
     rest, info = generate(jax.random.key(0), model, [0, 1], options=known)
     assert (np.asarray(rest)[mask] == whole[mask]).all()
-    assert info.calls["backbone"].sequential == 1 + 24 and info.calls["head"].sequential == 24 * 5
+    assert (
+        info.calls["backbone"].sequential == 1 + 24
+        and info.calls["head"].sequential == 24 * 5
+    )
     if cfg == 1:
         chex.assert_trees_all_close(np.asarray(rest), whole, atol=1e-4)
-    with pytest.raises(UserError, match="only the first tokens of an image can be kept"):
+    with pytest.raises(
+        UserError, match="only the first tokens of an image can be kept"
+    ):
         scattered = dataclasses.replace(options, known=Known(whole, ~mask))
         generate(jax.random.key(0), model, [0, 1], options=scattered)

@@ -1,8 +1,15 @@
-"""The tests of distributions: they pass what is right and notice what is a little wrong (seed fixed)."""
+"""The tests of distributions: they pass what is right and notice what is a little wrong
+(seed fixed)."""
 
 import numpy as np
 import pytest
-from laws import FALSE_ALARM, counts_p_value, ks_p_value, share_p_value, two_sample_ks_p_value
+from laws import (
+    FALSE_ALARM,
+    counts_p_value,
+    ks_p_value,
+    share_p_value,
+    two_sample_ks_p_value,
+)
 from scipy.stats import norm
 
 from cspd_jax.tools.evaluation.equality import classifier_p_value, energy_p_value
@@ -18,18 +25,30 @@ def shifted_by_class(random, shares, shift):
 
 
 TESTS = {
-    "counts": lambda r, wrong: counts_p_value(r.multinomial(50_000, WRONG if wrong else P), P),
-    "a count where there must be none": lambda r, wrong: counts_p_value([5, 3, 1, 1, wrong], P),
-    "share": lambda r, wrong: share_p_value(np.mean(r.random(50_000) < 0.3 + 0.02 * wrong), 0.3, 50_000),
-    "ks": lambda r, wrong: ks_p_value(r.normal(size=50_000) * (1 + 0.05 * wrong), norm.cdf),
+    "counts": lambda r, wrong: counts_p_value(
+        r.multinomial(50_000, WRONG if wrong else P), P
+    ),
+    "a count where there must be none": lambda r, wrong: counts_p_value(
+        [5, 3, 1, 1, wrong], P
+    ),
+    "share": lambda r, wrong: share_p_value(
+        np.mean(r.random(50_000) < 0.3 + 0.02 * wrong), 0.3, 50_000
+    ),
+    "ks": lambda r, wrong: ks_p_value(
+        r.normal(size=50_000) * (1 + 0.05 * wrong), norm.cdf
+    ),
     "ks of two": lambda r, wrong: two_sample_ks_p_value(
         r.normal(size=50_000), r.normal(size=50_000) * (1 + 0.07 * wrong)
     ),
-    "energy": lambda r, wrong: energy_p_value(r.normal(size=(400, 3)), r.normal(size=(400, 3)) + 0.3 * wrong),
+    "energy": lambda r, wrong: energy_p_value(
+        r.normal(size=(400, 3)), r.normal(size=(400, 3)) + 0.3 * wrong
+    ),
     "classifier": lambda r, wrong: classifier_p_value(
         r.normal(size=(5000, 8)), r.normal(size=(5000, 8)) * (1 + 0.1 * wrong)
     ),
-    "not finite": lambda r, wrong: ks_p_value(np.where(wrong, np.nan, r.normal(size=500)), norm.cdf),
+    "not finite": lambda r, wrong: ks_p_value(
+        np.where(wrong, np.nan, r.normal(size=500)), norm.cdf
+    ),
 }
 
 
@@ -42,9 +61,12 @@ def test_right_passes_and_wrong_fails(name):
 
 @pytest.mark.slow
 def test_strata_allow_for_different_shares():
-    """Two mixtures of the same two classes in different shares: equal within strata only."""
+    """Two mixtures of the same two classes in different shares: equal within strata
+    only."""
     random = np.random.default_rng(3)
-    (x, first), (y, second) = (shifted_by_class(random, shares, 0) for shares in ([0.3, 0.7], [0.7, 0.3]))
+    (x, first), (y, second) = (
+        shifted_by_class(random, shares, 0) for shares in ([0.3, 0.7], [0.7, 0.3])
+    )
     strata = np.concatenate([first, second])
     assert energy_p_value(x, y) <= FALSE_ALARM
     assert energy_p_value(x, y, strata) > FALSE_ALARM
@@ -53,7 +75,8 @@ def test_strata_allow_for_different_shares():
 
 
 def test_p_values_are_not_below_what_they_claim():
-    """1000 samples each: p <= 0.05 at most 85 times (5 standard deviations above 50)."""
+    """1000 samples each: p <= 0.05 at most 85 times (5 standard deviations above
+    50)."""
     random = np.random.default_rng(4)
     below = np.zeros(3)
     for _ in range(1000):

@@ -1,5 +1,5 @@
-"""Methods: which are lossless, what they can be asked for, the fastest of them; and the gains beside
-checkpoints or fitted in the call."""
+"""Methods: which are lossless, what they can be asked for, the fastest of them; and the
+gains beside checkpoints or fitted in the call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ import cspd_jax
 from cspd_jax.__main__ import main
 from cspd_jax.image import calibration, generate, resolve
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
+from cspd_jax.image.methods import (
+    DraftSpeculation,
+    Plain,
+    ReleasedRunner,
+    SelfSpeculation,
+)
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.info import judged
@@ -41,15 +46,25 @@ def model(folder):
 
 @pytest.mark.parametrize("denoise", ["plain", ChainSpeculation(4)])
 def test_what_is_lossless(denoise):
-    """Of the methods, however they denoise; and nothing of which draws were given up."""
+    """Of the methods, however they denoise; and nothing of which draws were given
+    up."""
     paper = lambda **options: DraftSpeculation(None, PaperCriterion(**options))
-    exact = Plain(), SelfSpeculation(), SelfSpeculation(draft_cost=0.1), DraftSpeculation(None)
+    exact = (
+        Plain(),
+        SelfSpeculation(),
+        SelfSpeculation(draft_cost=0.1),
+        DraftSpeculation(None),
+    )
     exact += (paper(sigma=False),)
-    widened = [paper(sigma=False, inner_temperature=temperature) for temperature in (42.0, 0.5)]
+    widened = [
+        paper(sigma=False, inner_temperature=temperature) for temperature in (42.0, 0.5)
+    ]
     for method in (*exact, paper(), *widened, ReleasedRunner(None)):
         found = method.exactness(Options(denoise=denoise))
         assert found.lossless == (method in exact) and judged(found, 0) == found
-        assert not judged(found, 1).lossless and ("1 draws" in judged(found, 1).why) == (method in exact)
+        assert not judged(found, 1).lossless and (
+            "1 draws" in judged(found, 1).why
+        ) == (method in exact)
 
 
 @pytest.mark.slow
@@ -63,24 +78,29 @@ def test_fastest_is_a_request_that_runs(model):
 
 
 def test_the_same_options_have_one_distribution(folder, model):
-    """Every method has noise in the last step, or says that it cannot do without (or with) it."""
+    """Every method has noise in the last step, or says that it cannot do without (or
+    with) it."""
     draft = cspd_jax.load(folder / "draft")
     for method in (Plain(), SelfSpeculation(), DraftSpeculation(draft)):
         assert resolve(model, method).final_noise is True
     assert resolve(model, Plain(), Options(final_noise=False)).final_noise is False
     with pytest.raises(ValueError, match="path needs noise in the last denoising step"):
         resolve(model, SelfSpeculation(), Options(final_noise=False))
-    with pytest.raises(ValueError, match="cannot have noise in the last denoising step"):
+    with pytest.raises(
+        ValueError, match="cannot have noise in the last denoising step"
+    ):
         resolve(model, ReleasedRunner(draft))
-    small = dataclasses.replace(draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3)))
+    small = dataclasses.replace(
+        draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3))
+    )
     with pytest.raises(ValueError, match="does not fit the target"):
         resolve(model, DraftSpeculation(small))
 
 
 @pytest.mark.slow
 def test_gains_are_fitted_once_or_read(folder, model, capsys):
-    """Without a file they are fitted in the call, each setting its own; `calibrate` writes the same ones into
-    the checkpoint, which stays one."""
+    """Without a file they are fitted in the call, each setting its own; `calibrate`
+    writes the same ones into the checkpoint, which stays one."""
     options = Options(num_iter=16, respacing="ddim10", guided=True, cfg=2.0)
     first = calibration.drafter_for(model, options)
     assert calibration.drafter_for(model, options) is first
@@ -90,5 +110,9 @@ def test_gains_are_fitted_once_or_read(folder, model, capsys):
     said = json.loads(capsys.readouterr().out)
     written = calibration.read(Path(said["out"]))
     chex.assert_trees_all_equal(written, first)
-    chex.assert_trees_all_equal(calibration.drafter_for(cspd_jax.load(folder / "target"), options), written)
-    assert [f.name for f in (folder / "target" / "gains").iterdir()] == ["ddim10-cfg2-linear-t1.npz"]
+    chex.assert_trees_all_equal(
+        calibration.drafter_for(cspd_jax.load(folder / "target"), options), written
+    )
+    assert [f.name for f in (folder / "target" / "gains").iterdir()] == [
+        "ddim10-cfg2-linear-t1.npz"
+    ]

@@ -1,6 +1,7 @@
-"""Reveal orders and sizes of groups, whose laws are those of `test_token_speculation`; and the lossy
-shortcuts of the plain sampler, annealed denoising steps (DiSA) and the checkerboard: what they draw has the
-law of its own schedules, which is not the plain sampler's, and they are called lossy."""
+"""Reveal orders and sizes of groups, whose laws are those of `test_token_speculation`;
+and the lossy shortcuts of the plain sampler, annealed denoising steps (DiSA) and the
+checkerboard: what they draw has the law of its own schedules, which is not the plain
+sampler's, and they are called lossy."""
 
 import jax
 import numpy as np
@@ -19,7 +20,9 @@ from cspd_jax.image.sampler import plan_segments
 
 def orders(order, length, count=3):
     """[count, length] of these permutations."""
-    found = jax.jit(jax.vmap(lambda key: order(key, length)))(jax.random.split(jax.random.key(0), count))
+    found = jax.jit(jax.vmap(lambda key: order(key, length)))(
+        jax.random.split(jax.random.key(0), count)
+    )
     assert (np.sort(found, axis=1) == np.arange(length)).all()
     return np.asarray(found)
 
@@ -29,12 +32,22 @@ def test_groups_cover_every_token_once_and_segments_hold_them(length, num_iter):
     groups = reveal_groups(length, num_iter)
     ends = [group.start + group.size for group in groups]
     assert [group.start for group in groups] == [0, *ends[:-1]] and ends[-1] == length
-    assert all(group.size >= 1 for group in groups) and len(groups) <= min(num_iter, length)
+    assert all(group.size >= 1 for group in groups) and len(groups) <= min(
+        num_iter, length
+    )
     for sizes in (1, 4):
-        segments = plan_segments(length, Options(num_iter=num_iter, prefix_buckets=sizes))
-        assert tuple(g for _, groups in segments for g in groups) == groups and len(segments) <= sizes
+        segments = plan_segments(
+            length, Options(num_iter=num_iter, prefix_buckets=sizes)
+        )
+        assert (
+            tuple(g for _, groups in segments for g in groups) == groups
+            and len(segments) <= sizes
+        )
         for segment, own in segments:
-            assert all(g.start <= segment.bucket <= length and g.size <= segment.width for g in own)
+            assert all(
+                g.start <= segment.bucket <= length and g.size <= segment.width
+                for g in own
+            )
 
 
 def test_each_position_is_equally_often_the_first():
@@ -50,7 +63,9 @@ def test_spread_takes_one_of_the_farthest(length, last):
     assert len(np.unique(found, axis=0)) == min(length, 3)
     for places in np.stack([found // side, found % side], axis=-1):
         for n in range(1, length):
-            squares = ((places[n:, None] - places[max(0, n - last) : n]) ** 2).sum(-1).min(1)
+            squares = (
+                ((places[n:, None] - places[max(0, n - last) : n]) ** 2).sum(-1).min(1)
+            )
             assert squares[0] == squares.max()
 
 
@@ -83,24 +98,33 @@ LOSSY = pytest.mark.parametrize("name", ["annealed", "annealed checkerboard"])
 def test_head_calls_are_those_of_its_schedules(name):
     keys, model, labels, method, options = IMAGE[name].request(0)
     settled = image.resolve(model, method, options, len(labels))
-    assert [make_schedule(respacing).num_steps for respacing in settled.respacings(9)] == [10, 3, 3]
+    assert [
+        make_schedule(respacing).num_steps for respacing in settled.respacings(9)
+    ] == [10, 3, 3]
     _, info = image.generate(keys, model, labels, method, options)
-    assert info.calls["head"].sequential == 16 and info.calls["backbone"].sequential == 3
+    assert (
+        info.calls["head"].sequential == 16 and info.calls["backbone"].sequential == 3
+    )
 
 
 def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
-    """It is exact beside the checkerboard step by step, which is not what lossless means."""
+    """It is exact beside the checkerboard step by step, which is not what lossless
+    means."""
     chains = ChainSpeculation(4)
     of = lambda **options: Plain().exactness(Options(**options))
     assert of(order=Checkerboard(2), denoise=chains) == of(order=Checkerboard(2))
     assert not of(order=Checkerboard(2)).lossless
-    assert of(order=Spread(2), denoise=chains) == of(denoise=chains) and of(denoise=chains).lossless
+    assert (
+        of(order=Spread(2), denoise=chains) == of(denoise=chains)
+        and of(denoise=chains).lossless
+    )
 
 
 @pytest.mark.slow
 @LOSSY
 def test_the_law_is_that_of_its_own_schedules(name):
-    """2000 images of 9 tokens of dimension 2, false alarm 1e-4; the plain sampler's law is refuted."""
+    """2000 images of 9 tokens of dimension 2, false alarm 1e-4; the plain sampler's law
+    is refuted."""
     way = IMAGE[name]
     for by, right in ((None, True), ("ddim10", False)):
         noise, _ = noise_of(way.asked(), way.network, way.settled(2000), 2000, by)

@@ -27,11 +27,17 @@ KEYS, LABELS = row_keys(jax.random.key(5), 4), jnp.zeros(4, jnp.int32)
 def agree(cases):
     cases = list(cases)
     assert cases
-    bad = [f"{what}: {error:.2e} > {bound:.2e}" for what, error, bound in cases if not error <= bound]
+    bad = [
+        f"{what}: {error:.2e} > {bound:.2e}"
+        for what, error, bound in cases
+        if not error <= bound
+    ]
     assert not bad, "\n".join(bad)
 
 
-@pytest.mark.parametrize("group", [g for g in RUNNER_GROUPS if g != "speculative generations"])
+@pytest.mark.parametrize(
+    "group", [g for g in RUNNER_GROUPS if g != "speculative generations"]
+)
 def test_parity(group):
     agree(RUNNER_GROUPS[group](runner()))
 
@@ -43,7 +49,8 @@ def test_parity_of_runs(run):
 
 
 def test_parity_notices_the_factor():
-    """With F the other way round, as the density of a path has it, recorded decisions are not met."""
+    """With F the other way round, as the density of a path has it, recorded decisions
+    are not met."""
     r, at = runner(), "unit/close42/"
     p, q = recorded_ends(r, at, len(r[at + "uniform"]))
     for swapped, differing in ((False, 0), (True, 5)):
@@ -56,7 +63,9 @@ def test_parity_notices_the_factor():
 
 def letters(steps):
     """T and D for the calls of both models, blocks apart."""
-    return "".join("D" * step.drafted + "T " * bool(step.block) or "T" for step in steps).strip()
+    return "".join(
+        "D" * step.drafted + "T " * bool(step.block) or "T" for step in steps
+    ).strip()
 
 
 @pytest.mark.parametrize(
@@ -66,33 +75,54 @@ def letters(steps):
         (16, 6, RunnerOptions(2, 0.05), "TDDT DDT DT"),
         (16, 8, RunnerOptions(4, 1.0), "TTTTTTTT"),
         (16, 4, RunnerOptions(9, 0.0), "TDDDT"),
-        (4, 9, RunnerOptions(4, 0.0), "TDDT DT"),  # steps 3 to 7 reveal nothing, but a block ends at step 4
+        (
+            4,
+            9,
+            RunnerOptions(4, 0.0),
+            "TDDT DT",
+        ),  # steps 3 to 7 reveal nothing, but a block ends at step 4
     ],
 )
 def test_schedule(length, num_iter, options, expected):
     steps = released.schedule(length, num_iter, options)
     assert tuple(step.group for step in steps) == reveal_groups(length, num_iter)
     assert letters(steps) == expected
-    drafted = [i for step in steps if step.drafted for i in range(step.group.start, sum(step.group[:2]))]
+    drafted = [
+        i
+        for step in steps
+        if step.drafted
+        for i in range(step.group.start, sum(step.group[:2]))
+    ]
     blocks = [step.block for step in steps if step.block]
     assert drafted == [i for first, size in blocks for i in range(first, first + size)]
 
 
 def draw(draft=DRAFT, options=OPTIONS, runner=RUNNER, **of_runner):
     runner = dataclasses.replace(runner, **of_runner)
-    made = released.sample(TARGET, None, KEYS, LABELS, options, runner=runner, draft=Draft(draft))
+    made = released.sample(
+        TARGET, None, KEYS, LABELS, options, runner=runner, draft=Draft(draft)
+    )
     return jax.tree.map(np.asarray, made)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "runner, draft, cfg_schedule, temperature",
-    [(RunnerOptions(1, 0.0), TARGET, "linear", 0.8), (RunnerOptions(3, 1.0), DRAFT, "constant", 1.1)],
+    [
+        (RunnerOptions(1, 0.0), TARGET, "linear", 0.8),
+        (RunnerOptions(3, 1.0), DRAFT, "constant", 1.1),
+    ],
 )
 def test_equal_to_the_plain_sampler(runner, draft, cfg_schedule, temperature):
-    """A target that judges its own drafts one by one accepts all; or the target generates all."""
+    """A target that judges its own drafts one by one accepts all; or the target
+    generates all."""
     options = dataclasses.replace(
-        OPTIONS, num_iter=3, guided=True, cfg=1.5, cfg_schedule=cfg_schedule, temperature=temperature
+        OPTIONS,
+        num_iter=3,
+        guided=True,
+        cfg=1.5,
+        cfg_schedule=cfg_schedule,
+        temperature=temperature,
     )
     expected = sampler.sample(TARGET, None, KEYS, LABELS, options).tokens
     found = draw(draft=draft, options=options, runner=runner)
@@ -102,20 +132,29 @@ def test_equal_to_the_plain_sampler(runner, draft, cfg_schedule, temperature):
 
 @pytest.mark.slow
 def test_tokens_without_a_taken_proposal_are_zero():
-    """A draft that is nearly right, but rejected at this inner temperature: proposals are rarely taken."""
-    found = draw(draft=LinearTokens(offset=0.4001), inner_temperature=1e-5, max_resamples=1)
+    """A draft that is nearly right, but rejected at this inner temperature: proposals
+    are rarely taken."""
+    found = draw(
+        draft=LinearTokens(offset=0.4001), inner_temperature=1e-5, max_resamples=1
+    )
     zero = ~found.tokens.any(-1)
-    assert found.counts.target.truncated.sum() == zero.sum() > 0 and (found.marks[zero] < 0).all()
+    assert (
+        found.counts.target.truncated.sum() == zero.sum() > 0
+        and (found.marks[zero] < 0).all()
+    )
 
 
 def test_nothing_random_of_a_block_is_used_twice():
-    """Tests of drafts, proposals and their tests: of every position and try a number of its own, also where
-    some are uniform and others normal."""
+    """Tests of drafts, proposals and their tests: of every position and try a number of
+    its own, also where some are uniform and others normal."""
     keys, positions = row_keys(jax.random.key(5), 2), jnp.array([[0, 1, 3], [2, 1, 0]])
 
     @jax.jit
     def run():
-        tries = [proposal_numbers(keys, None, positions, 1, jnp.int32(number)) for number in range(2)]
+        tries = [
+            proposal_numbers(keys, None, positions, 1, jnp.int32(number))
+            for number in range(2)
+        ]
         return accept_uniforms(keys, None, positions), tries
 
     tests, tries = jax.device_get(run())

@@ -1,9 +1,10 @@
-"""Whole images of real (small, fitted) networks: speculation over AR steps and along chains against the plain
-sampler.
+"""Whole images of real (small, fitted) networks: speculation over AR steps and along
+chains against the plain sampler.
 
-The recorded target and its near draft, T = 8: 16 tokens of dimension 16. 400 images of each method, or
-800, tested by the largest standardised difference of first and second moments, an energy test, and a
-classifier of the means over the tokens; each at a false alarm of 1e-4 / 3.
+The recorded target and its near draft, T = 8: 16 tokens of dimension 16. 400 images of
+each method, or 800, tested by the largest standardised difference of first and second
+moments, an energy test, and a classifier of the means over the tokens; each at a false
+alarm of 1e-4 / 3.
 """
 
 import functools
@@ -22,7 +23,11 @@ from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.rounds import PathCriterion
 from cspd_jax.image.state import Draft, Speculation
 from cspd_jax.keys import row_keys
-from cspd_jax.tools.evaluation.equality import by_moments, classifier_p_value, energy_p_value
+from cspd_jax.tools.evaluation.equality import (
+    by_moments,
+    classifier_p_value,
+    energy_p_value,
+)
 
 
 def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **options):
@@ -31,8 +36,20 @@ def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **opti
     if draft:
         small = network(GOLDEN, draft, target)
         more["draft"] = Draft(small.model, small.params)
-    how = Options(num_iter=num_iter, respacing="ddim8", guided=cfg != 1, cfg=cfg, final_noise=True, **options)
-    given = target.model, target.params, row_keys(jax.random.key(seed), count), jnp.zeros(count, jnp.int32)
+    how = Options(
+        num_iter=num_iter,
+        respacing="ddim8",
+        guided=cfg != 1,
+        cfg=cfg,
+        final_noise=True,
+        **options,
+    )
+    given = (
+        target.model,
+        target.params,
+        row_keys(jax.random.key(seed), count),
+        jnp.zeros(count, jnp.int32),
+    )
     if ahead is None:
         found = sampler.sample(*given, how)
     else:
@@ -53,19 +70,36 @@ def p_value(x, y):
 
 CHAINS = {"denoise": ChainSpeculation(4)}
 WAYS = {
-    "self, groups, guided": (400, 3.0, 4, {"ahead": Speculation(PathCriterion(), 4, None, 0.0)}),
-    "self, guided": (800, 3.0, 16, {"ahead": Speculation(PathCriterion(), 4, None, 0.0)}),
+    "self, groups, guided": (
+        400,
+        3.0,
+        4,
+        {"ahead": Speculation(PathCriterion(), 4, None, 0.0)},
+    ),
+    "self, guided": (
+        800,
+        3.0,
+        16,
+        {"ahead": Speculation(PathCriterion(), 4, None, 0.0)},
+    ),
     "draft, groups": (
-        800, 1.0, 4, {"ahead": Speculation(PathCriterion(), 3, None, 0.0), "draft": "cspd_draft_near"}
+        800,
+        1.0,
+        4,
+        {
+            "ahead": Speculation(PathCriterion(), 3, None, 0.0),
+            "draft": "cspd_draft_near",
+        },
     ),
     "chains": (400, 1.0, 16, CHAINS),
-}  # fmt: skip
+}
 WRONG = {
     "the paper's test at inner temperature 1000": {
-        "ahead": Speculation(PaperCriterion(inner_temperature=1000.0), 3, None, 0.0), "draft": "cspd_draft"
+        "ahead": Speculation(PaperCriterion(inner_temperature=1000.0), 3, None, 0.0),
+        "draft": "cspd_draft",
     },
     "chains at temperature 0.9": CHAINS | {"temperature": 0.9},
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

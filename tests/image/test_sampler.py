@@ -17,14 +17,21 @@ KEYS = row_keys(jax.random.key(7), 4)
 
 def test_encoder_sizes_do_not_change_the_result():
     f, labels = fixture(), jnp.array([3, 1, -1, 9])
-    options = lambda sizes: Options(num_iter=6, respacing="ddim8", final_noise=False, prefix_buckets=sizes)
-    one, three = (sampler.sample(f.model, f.params, KEYS, labels, options(sizes)).tokens for sizes in (1, 3))
+    options = lambda sizes: Options(
+        num_iter=6, respacing="ddim8", final_noise=False, prefix_buckets=sizes
+    )
+    one, three = (
+        sampler.sample(f.model, f.params, KEYS, labels, options(sizes)).tokens
+        for sizes in (1, 3)
+    )
     chex.assert_trees_all_close(three, one, atol=2e-4)
 
 
 def test_halves_of_guidance_that_are_drawn_apart_have_keys_of_their_own():
     order = jnp.tile(jnp.arange(4), (4, 1))
-    bound = BoundModel(None, None, Options(guided=True), KEYS, order, jnp.zeros((8, 1)), None, None)
+    bound = BoundModel(
+        None, None, Options(guided=True), KEYS, order, jnp.zeros((8, 1)), None, None
+    )
     both = sampler.both_halves(bound)
     keys = np.asarray(jax.random.key_data(both.keys))
     assert len(np.unique(keys, axis=0)) == 8 and not both.options.guided
@@ -32,20 +39,25 @@ def test_halves_of_guidance_that_are_drawn_apart_have_keys_of_their_own():
 
 
 class Cached(LinearTokens):
-    """The same model with a cache: the sum of the tokens before each index of the reveal order. A cache that
-    is not handed on from the first group makes the context NaN."""
+    """The same model with a cache: the sum of the tokens before each index of the
+    reveal order. A cache that is not handed on from the first group makes the context
+    NaN."""
 
     def init_cache(self, params, reveal, class_embedding):
         return jnp.full((len(reveal), self.seq_len + 1, self.token_dim), jnp.nan)
 
-    def extend(self, params, cache, tokens, reveal, n_known, class_embedding, rows, *, bucket):
+    def extend(
+        self, params, cache, tokens, reveal, n_known, class_embedding, rows, *, bucket
+    ):
         sums = jnp.cumsum(tokens, axis=1)
         fresh = jnp.concatenate([jnp.zeros_like(sums[:, :1]), sums], axis=1)
         begun = (n_known == 0)[:, None, None] | ~jnp.isnan(cache[:, :1])
         index = jnp.arange(self.seq_len + 1)
         cache = jnp.where((index <= n_known[:, None])[..., None] & begun, fresh, cache)
         total = jnp.take_along_axis(cache, n_known[:, None, None], axis=1)[:, 0]
-        z = class_embedding * (self.offset + self.pull * total / jnp.maximum(n_known, 1)[:, None])
+        z = class_embedding * (
+            self.offset + self.pull * total / jnp.maximum(n_known, 1)[:, None]
+        )
         return jnp.broadcast_to(z[:, None], (*rows.shape, self.token_dim)), cache
 
     def context(self, *args, **kwargs):
@@ -53,9 +65,13 @@ class Cached(LinearTokens):
 
 
 def test_a_model_with_a_cache_of_its_context():
-    options = Options(num_iter=4, respacing="ddim10", guided=True, cfg=1.5, prefix_buckets=2)
+    options = Options(
+        num_iter=4, respacing="ddim10", guided=True, cfg=1.5, prefix_buckets=2
+    )
     arguments = (None, KEYS[:3], jnp.zeros(3, jnp.int32), options)
     expected = sampler.sample(LinearTokens(), *arguments).tokens
-    chex.assert_trees_all_close(sampler.sample(Cached(), *arguments).tokens, expected, atol=1e-5)
+    chex.assert_trees_all_close(
+        sampler.sample(Cached(), *arguments).tokens, expected, atol=1e-5
+    )
     *_, (_, out) = sampler.stream(Cached(), *arguments)
     chex.assert_trees_all_close(out.tokens, expected, atol=1e-5)

@@ -1,5 +1,5 @@
-"""The joint law of all tokens of an image, by every exact way to generate it, against a closed form; and the
-mistakes that this law refutes."""
+"""The joint law of all tokens of an image, by every exact way to generate it, against a
+closed form; and the mistakes that this law refutes."""
 
 import dataclasses
 
@@ -25,31 +25,40 @@ from cspd_jax.keys import Purpose, row_keys
 from cspd_jax.models import ImageModel
 
 EXACT = {name: way for name, way in IMAGE.items() if way.exact}
-LOSSY = {name: way for name, way in IMAGE.items() if name.startswith("paper") and not way.exact}
+LOSSY = {
+    name: way
+    for name, way in IMAGE.items()
+    if name.startswith("paper") and not way.exact
+}
 
 
 def law_of(way, known=None, **variant):
-    """Returns the p-value of the images' joint law, given what is known, and what the sampler told."""
+    """Returns the p-value of the images' joint law, given what is known, and what the
+    sampler told."""
     network = dataclasses.replace(way.network, **variant)
-    noise, info = noise_of(way.asked(), network, way.settled(way.images, known=known), way.images)
+    noise, info = noise_of(
+        way.asked(), network, way.settled(way.images, known=known), way.images
+    )
     return normals_p_value(noise), info
 
 
 @each(EXACT, quick=("self, few steps", "self, guided"))
 def test_joint_law(way):
-    """4000 images of 6 tokens of dimension 2 (400 where both levels speculate): false alarm 1e-4. Rows
-    advance at their own speed."""
+    """4000 images of 6 tokens of dimension 2 (400 where both levels speculate): false
+    alarm 1e-4. Rows advance at their own speed."""
     p, info = law_of(way)
     assert p > FALSE_ALARM and not info.truncated.any()
     shared = getattr(getattr(way.asked(), "criterion", None), "align", True)
     if info.acceptance is not None and "denoise" not in way.options and shared:
-        # of chains without shared noise the last transitions are too narrow for drafts to pass
+        # of chains without shared noise the last transitions are too narrow for drafts
+        # to pass
         assert len(np.unique(info.rounds)) > 1 and 0.05 < info.acceptance < 0.97
 
 
 @each(LOSSY)
 def test_lossy_ways_are_told_apart(way):
-    """The paper's Sigma is lossy too, but here too little to be seen: close drafts alone are accepted."""
+    """The paper's Sigma is lossy too, but here too little to be seen: close drafts
+    alone are accepted."""
     assert law_of(way)[0] <= FALSE_ALARM
 
 
@@ -74,7 +83,9 @@ def verified(change):
 def one_more(key, p, q, drafts, valid):
     found, last = VERIFY(key, p, q, drafts, valid), len(drafts) - 1
     return found._replace(
-        value=jnp.where(found.kept <= last, drafts[jnp.minimum(found.kept, last)], found.value)
+        value=jnp.where(
+            found.kept <= last, drafts[jnp.minimum(found.kept, last)], found.value
+        )
     )
 
 
@@ -98,20 +109,24 @@ def softened(monkeypatch):
 
 
 def the_drafts_context(monkeypatch):
-    """The token in which the block ended goes on in the context that shows its dropped draft."""
+    """The token in which the block ended goes on in the context that shows its dropped
+    draft."""
     right = rounds.window
 
     def window(inputs, state, drafted, kept, n, *others):
         held, request = right(inputs, state, drafted, kept, n, *others)
         shown = n + jnp.any(held.left[:, 0] < inputs.steps, axis=1)
-        z = drafted.z[jnp.arange(inputs.images), jnp.minimum(shown, inputs.speculation.gamma), 0]
+        z = drafted.z[
+            jnp.arange(inputs.images), jnp.minimum(shown, inputs.speculation.gamma), 0
+        ]
         return held, request._replace(z=request.z.at[:, 0].set(z))
 
     monkeypatch.setattr(rounds, "window", window)
 
 
 def the_first_context(monkeypatch):
-    """All groups are verified in the context of the first, which shows none of the drafts before them."""
+    """All groups are verified in the context of the first, which shows none of the
+    drafts before them."""
     right = rounds.drafted_groups
 
     def drafted_groups(inputs, state, lookahead):
@@ -128,7 +143,9 @@ def unguided_q(monkeypatch):
 
     def draw_paths(inputs, bound, request):
         paths, *counts = right(inputs, bound, request)
-        unguided, _ = laws(inputs, bound, paths.states, request.z, jnp.ones_like(request.scale))
+        unguided, _ = laws(
+            inputs, bound, paths.states, request.z, jnp.ones_like(request.scale)
+        )
         return paths._replace(laws=unguided), *counts
 
     monkeypatch.setattr(rounds, "draw_paths", draw_paths)
@@ -149,20 +166,29 @@ def reused(purpose):
 
 
 def of_the_first(monkeypatch):
-    """All images are guided as the first one is, in what is drafted and in what is verified."""
-    monkeypatch.setattr(rounds, "scales", lambda *a: jnp.broadcast_to(scales(*a)[:1], scales(*a).shape))
+    """All images are guided as the first one is, in what is drafted and in what is
+    verified."""
+    monkeypatch.setattr(
+        rounds, "scales", lambda *a: jnp.broadcast_to(scales(*a)[:1], scales(*a).shape)
+    )
 
 
 def all_accepted(monkeypatch):
-    """By the paper's test. Its residual, of the last transition, is a small part of a token: see the
-    couplings."""
+    """By the paper's test. Its residual, of the last transition, is a small part of a
+    token: see the couplings."""
     monkeypatch.setattr(paper, "log_acceptance_of_ratio", jnp.zeros_like)
 
 
 GUIDED = dataclasses.replace(IMAGE["self, guided"], options={"cfg": 1.5})
 WRONG = {
-    "everything kept": (verified(lambda key, p, q, drafts, valid: VERIFY(key, q, q, drafts, valid)), GUIDED),
-    "p and q swapped": (verified(lambda key, p, q, drafts, valid: VERIFY(key, q, p, drafts, valid)), GUIDED),
+    "everything kept": (
+        verified(lambda key, p, q, drafts, valid: VERIFY(key, q, q, drafts, valid)),
+        GUIDED,
+    ),
+    "p and q swapped": (
+        verified(lambda key, p, q, drafts, valid: VERIFY(key, q, p, drafts, valid)),
+        GUIDED,
+    ),
     "the prefix one too long": (verified(one_more), GUIDED),
     "pi begun anew at each token": (verified(begun_anew), GUIDED),
     "kept with min(1, (p / q)^0.3)": (softened, GUIDED),
@@ -173,11 +199,16 @@ WRONG = {
     "noise used again after a drop": (reused(Purpose.PASS), GUIDED),
     "coins used again after a drop": (reused(Purpose.TEST), IMAGE["self, few steps"]),
     "the guidance of the first image for all": (of_the_first, IMAGE["self, guided"]),
-    "everything accepted by the paper's test": (all_accepted, IMAGE["paper, Sigma = 1"]),
+    "everything accepted by the paper's test": (
+        all_accepted,
+        IMAGE["paper, Sigma = 1"],
+    ),
 }
 
 
-@pytest.mark.quick("the residual of the single transition", "coins used again after a drop")
+@pytest.mark.quick(
+    "the residual of the single transition", "coins used again after a drop"
+)
 @pytest.mark.parametrize("name", WRONG)
 def test_negative_controls(name, monkeypatch):
     wrong, way = WRONG[name]
@@ -188,7 +219,9 @@ def test_negative_controls(name, monkeypatch):
 def test_a_limit_of_tries_is_counted():
     criterion = PaperCriterion(sigma=False, proposals=1, max_resamples=1)
     way = dataclasses.replace(
-        IMAGE["draft"], method=lambda draft: DraftSpeculation(draft, criterion, 3), images=100
+        IMAGE["draft"],
+        method=lambda draft: DraftSpeculation(draft, criterion, 3),
+        images=100,
     )
     info = law_of(way)[1]
     assert 0 < info.truncated.sum() <= np.sum(info.trace.marks < 0) and not info.exact
@@ -199,29 +232,39 @@ def test_an_image_that_diverges_stops_nobody():
     """What is not a number is given up at once, and counted."""
     network = LinearTokens(pull=1e38)
     tokens, info = image.generate(
-        jax.random.key(3), ImageModel("far", network, None), [0, 0], IMAGE["self"].asked()
+        jax.random.key(3),
+        ImageModel("far", network, None),
+        [0, 0],
+        IMAGE["self"].asked(),
     )
     assert not np.isfinite(tokens).all() and info.truncated.sum() > 0
     assert np.all(info.rounds <= network.seq_len)
 
 
 def test_sigma_of_the_paper():
-    """Its logarithm, for a draft with log variances lower by known amounts; the last one does not count."""
+    """Its logarithm, for a draft with log variances lower by known amounts; the last
+    one does not count."""
     narrow = LinearTokens(narrower=0.2)
     how = Options(num_iter=6, respacing=TARGET.spec, final_noise=True)
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
     printed = Speculation(PaperCriterion(), 2, None, 0.0)
-    inputs, state = rounds.begin(TARGET, None, keys, labels, how, speculation=printed, draft=Draft(narrow))
+    inputs, state = rounds.begin(
+        TARGET, None, keys, labels, how, speculation=printed, draft=Draft(narrow)
+    )
 
     @jax.jit
     def log_sigma(inputs, state):
         drafted, _ = drafted_groups(inputs, state, lookahead=1)
         own, _ = paper.aligned_chains(printed.criterion, inputs, drafted)
         state, _ = rounds.draft_step(inputs, state)
-        return paper.judge_last_transitions(printed.criterion, inputs, state.drafts, drafted, own)
+        return paper.judge_last_transitions(
+            printed.criterion, inputs, state.drafts, drafted, own
+        )
 
     c = inputs.target.chains(jnp.zeros((1, 2)), None).c
     lower = 0.5 * 0.2 * (c.log_beta - c.log_posterior)
     expected = -0.5 * TARGET.token_dim * np.sum(np.asarray(lower)[1:])
     found = log_sigma(inputs, state).log_sigma
-    chex.assert_trees_all_close(found, np.broadcast_to(expected, found.shape).astype(found.dtype), rtol=1e-4)
+    chex.assert_trees_all_close(
+        found, np.broadcast_to(expected, found.shape).astype(found.dtype), rtol=1e-4
+    )

@@ -1,4 +1,5 @@
-"""Chosen sets of moves: whatever the table, the text is that of stepwise decoding; how tables are fitted."""
+"""Chosen sets of moves: whatever the table, the text is that of stepwise decoding; how
+tables are fitted."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from cspd_jax.networks.lm import LM, abstract_params
 
 
 def table(seed, count=24, ranks=6, tokens=3):
-    """A short chain and random texts, some of which may be reached in several orders."""
+    """A short chain and random texts, some of which may be reached in several
+    orders."""
     random, texts = np.random.default_rng(seed), [*prefixes(2).texts]
     while len(texts) < count:
         before = texts[random.integers(len(texts))]
@@ -34,8 +36,11 @@ def table(seed, count=24, ranks=6, tokens=3):
 
 
 def undecided():
-    """A model in float32 in which other shapes of passes round otherwise, and ids 3 to 9 are near-ties."""
-    config = dataclasses.replace(LLADA, width=512, mlp_width=640, heads=8, kv_heads=8, head_dim=64)
+    """A model in float32 in which other shapes of passes round otherwise, and ids 3 to
+    9 are near-ties."""
+    config = dataclasses.replace(
+        LLADA, width=512, mlp_width=640, heads=8, kv_heads=8, head_dim=64
+    )
     params = jax.tree.map(np.float32, tiny.params(abstract_params(config), scale=0.05))
     head = params["head"]["kernel"]
     head[:, 3:10] = head[:, 2:3] * (1 + 1e-7 * np.arange(1, 8))
@@ -45,16 +50,22 @@ def undecided():
 @pytest.mark.slow
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
-    "method", [masked.SelfSpeculation(3), masked.SelfSpeculation(texts=table(2, 12))], ids=["chain", "table"]
+    "method",
+    [masked.SelfSpeculation(3), masked.SelfSpeculation(texts=table(2, 12))],
+    ids=["chain", "table"],
 )
 def test_the_same_bits_in_float32(method, cached):
     model, prompts = undecided(), [[1, 2, 3], [4], [5, 6]] * 4
     options = masked.Options(max_new_tokens=24, block=8, cached=cached)
     found, info = masked.generate(None, model, prompts, method, options)
-    stepwise, spent = masked.generate(None, model, prompts, masked.Stepwise(method), options)
+    stepwise, spent = masked.generate(
+        None, model, prompts, masked.Stepwise(method), options
+    )
     chex.assert_trees_all_equal(found, stepwise)
     chex.assert_trees_all_equal(info.trace.steps, spent.trace.steps)
-    assert spent.sequential == 24 and int(spent.accepted.sum()) == 0 < int(info.accepted.sum())
+    assert spent.sequential == 24 and int(spent.accepted.sum()) == 0 < int(
+        info.accepted.sum()
+    )
 
 
 @pytest.mark.slow
@@ -66,16 +77,34 @@ def test_the_command(tmp_path, capsys):
     small = ["--prompts", str(tmp_path / "prompts.txt"), "--new-tokens", "8", "--json"]
     assert main(["calibrate", str(folder), *small]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"out": str(folder / "moves.json"), "prompts": 2, "texts": list(calibration.COUNTS)}
-    asked = ["masked", "--model", str(folder), "--prompt", "Return", "--new-tokens", "8", "--json"]
+    assert told == {
+        "out": str(folder / "moves.json"),
+        "prompts": 2,
+        "texts": list(calibration.COUNTS),
+    }
+    asked = [
+        "masked",
+        "--model",
+        str(folder),
+        "--prompt",
+        "Return",
+        "--new-tokens",
+        "8",
+        "--json",
+    ]
     assert main([*asked, "--texts", "8"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["lossless"] and report["compared_to_stepwise"]["identical_rows"] == 1
     rows = sum(calls["rows"] for calls in report["calls"].values())
-    assert report["way"]["texts"] == 8 and rows % 8 == 1  # the first pass reads one text
+    assert (
+        report["way"]["texts"] == 8 and rows % 8 == 1
+    )  # the first pass reads one text
     made = (folder / "moves.json").read_bytes()
     for words, sentence in (
-        (["calibrate", str(folder), *small[:2], "--new-tokens", "1"], "none of 0 moves"),
+        (
+            ["calibrate", str(folder), *small[:2], "--new-tokens", "1"],
+            "none of 0 moves",
+        ),
         (
             ["calibrate", str(folder), "--n", "1", "--new-tokens", "400"],
             "positions that the model was made for",

@@ -1,4 +1,5 @@
-"""Self-speculation of masked-diffusion models always writes what the stepwise reference writes."""
+"""Self-speculation of masked-diffusion models always writes what the stepwise reference
+writes."""
 
 from __future__ import annotations
 
@@ -28,19 +29,25 @@ WAYS = {
     "llada, cached, blocks of one": ("llada", {"cached": True, "block": 1}),
     "llada, guided": ("llada", {"guidance": 0.7}),
     "llada, cut, places drawn": (
-        "llada", {**CUT, "confidence": "probability", "place_temperature": 0.3}
+        "llada",
+        {**CUT, "confidence": "probability", "place_temperature": 0.3},
     ),
-    "llada, cut, cached, margin": ("llada", {**CUT, "cached": True, "confidence": "margin"}),
+    "llada, cut, cached, margin": (
+        "llada",
+        {**CUT, "cached": True, "confidence": "margin"},
+    ),
     "llada, random places": ("llada", {"confidence": "random"}),
     "dream, cached, guided": ("dream", {"cached": True, "block": 8, "guidance": 0.7}),
     "dream, sampled, one block": ("dream", {"temperature": 0.8, "block": PLACES}),
     "dream, recipe": ("dream", DREAM_RECIPE),
     "dream, recipe, cached": ("dream", {**DREAM_RECIPE, "cached": True}),
-}  # fmt: skip
+}
 
 
 def speculation(gamma):
-    return Speculation(prefixes(8), jnp.broadcast_to(jnp.asarray(gamma, jnp.int32), (ROWS,)))
+    return Speculation(
+        prefixes(8), jnp.broadcast_to(jnp.asarray(gamma, jnp.int32), (ROWS,))
+    )
 
 
 def passes(state):
@@ -50,25 +57,41 @@ def passes(state):
 @pytest.mark.quick("llada", "llada, cached, sampled")
 @pytest.mark.parametrize("way", WAYS)
 def test_identical_to_stepwise(way):
-    """Every text and every order of filling; four models with 8 prompts each: gamma from 1 to 8, also mixed
-    in one batch. With the noise of another row they are others."""
+    """Every text and every order of filling; four models with 8 prompts each: gamma
+    from 1 to 8, also mixed in one batch. With the noise of another row they are others.
+    """
     family, options = WAYS[way]
     fewer = unlike = 0
     for seed, gamma in enumerate([1, 3, 8, np.arange(1, 9)]):
-        c, expected = canvas(family, seed, **options), reference(family, seed, **options)
+        c, expected = (
+            canvas(family, seed, **options),
+            reference(family, seed, **options),
+        )
         found = run(c, speculation(gamma))
-        chex.assert_trees_all_equal((found.text, found.order), (expected.text, expected.order))
-        assert np.all(np.asarray(found.text) != MASK) and np.all(np.asarray(found.text) < V - 1)
+        chex.assert_trees_all_equal(
+            (found.text, found.order), (expected.text, expected.order)
+        )
+        assert np.all(np.asarray(found.text) != MASK) and np.all(
+            np.asarray(found.text) < V - 1
+        )
         drafts = found.info
         assert np.all(drafts.accepted <= drafts.tested)
-        assert drafts.rounds.sum() + drafts.accepted.sum() == ROWS * PLACES  # one certain move in every round
-        assert drafts.calls["whole"].sequential <= expected.info.calls["whole"].sequential
+        assert (
+            drafts.rounds.sum() + drafts.accepted.sum() == ROWS * PLACES
+        )  # one certain move in every round
+        assert (
+            drafts.calls["whole"].sequential <= expected.info.calls["whole"].sequential
+        )
         fewer += passes(expected) - passes(found)
         if c.keys is not None:
-            wrong = run(dataclasses.replace(c, keys=jnp.roll(c.keys, 1)), speculation(gamma))
+            wrong = run(
+                dataclasses.replace(c, keys=jnp.roll(c.keys, 1)), speculation(gamma)
+            )
             unlike += np.any(np.asarray(wrong.text) != expected.text)
             unlike += np.any(np.asarray(wrong.order) != expected.order)
-    assert fewer > 0 or options.get("block") == 1  # a cached block of one leaves nothing to speculate on
+    assert (
+        fewer > 0 or options.get("block") == 1
+    )  # a cached block of one leaves nothing to speculate on
     assert unlike > 0 or c.keys is None
 
 
@@ -81,7 +104,8 @@ def the_place_alone(speculation, window, moves, choice):
 
 
 def the_token_alone(speculation, window, moves, choice):
-    """The next move of the chain is accepted if its token is right, wherever the rule would put it."""
+    """The next move of the chain is accepted if its token is right, wherever the rule
+    would put it."""
     right = (moves.tokens[:, 1:, 0] == choice.token[:, :-1]) & moves.exists[:, 1:]
     longer = jnp.where(right, jnp.arange(1, right.shape[1] + 1, dtype=jnp.int32), -1)
     last = lambda a: jnp.pad(a, ((0, 0), (0, 1)), constant_values=-1)
@@ -96,14 +120,23 @@ AFTER = speculative._after
 def test_what_is_not_exact_differs_somewhere(wrong, monkeypatch):
     monkeypatch.setattr(speculative, "_after", wrong)
     wrongly = jax.jit(lambda canvas, way: run.__wrapped__(canvas, way))
-    texts = [np.asarray(wrongly(canvas(seed=seed), speculation(6)).text) for seed in range(3)]
+    texts = [
+        np.asarray(wrongly(canvas(seed=seed), speculation(6)).text) for seed in range(3)
+    ]
     assert np.all(np.array(texts) != MASK)
-    assert any(np.any(text != reference(seed=seed).text) for seed, text in enumerate(texts))
+    assert any(
+        np.any(text != reference(seed=seed).text) for seed, text in enumerate(texts)
+    )
 
 
 def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
-    """A round fills gamma + 1 places; the last one (with a cache, of each block) needs no pass."""
-    sizes = [min(block, places - i) for i in range(0, places, block)] if cached else [places]
+    """A round fills gamma + 1 places; the last one (with a cache, of each block) needs
+    no pass."""
+    sizes = (
+        [min(block, places - i) for i in range(0, places, block)]
+        if cached
+        else [places]
+    )
     return sum(1 + -(-(size - 1) // (gamma + 1)) for size in sizes)
 
 
@@ -116,7 +149,12 @@ def test_least_passes(cached):
     params["embed"]["embedding"] += 1.0
     params["head"]["kernel"] += np.arange(V) / V
     params["norm"]["scale"] += 1.0
-    for places, block, gamma in ((11, 4, 3), (1, 4, 2), (10, 10, 2), *[(11, 2, 2)] * cached):
+    for places, block, gamma in (
+        (11, 4, 3),
+        (1, 4, 2),
+        (10, 10, 2),
+        *[(11, 2, 2)] * cached,
+    ):
         options = Options(max_new_tokens=places, block=block, cached=cached)
         model = LM(config, jnp.float64), params
         _, info = generate(None, model, [[1, 1]], SelfSpeculation(gamma), options)

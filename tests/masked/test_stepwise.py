@@ -1,5 +1,5 @@
-"""The reference of masked-diffusion decoding: the rule by hand, as Dream and LLaDA publish it, with its
-cache, its draws and its schedules."""
+"""The reference of masked-diffusion decoding: the rule by hand, as Dream and LLaDA
+publish it, with its cache, its draws and its schedules."""
 
 from __future__ import annotations
 
@@ -36,37 +36,53 @@ def apply(network, params, tokens, positions, cache):
 
 @jax.jit
 def noise(key, step, place):
-    return gumbel(jax.random.fold_in(jax.random.fold_in(key, step), place), V, jnp.float64)
+    return gumbel(
+        jax.random.fold_in(jax.random.fold_in(key, step), place), V, jnp.float64
+    )
 
 
 def block_logits(c, prompt, text, first, last, begins, cache):
-    """Logits of places first..last - 1 [last - first, V], and the cache; a shifted model's hidden state i - 1
-    tells of place i, and inside a block a cached pass has none for its first place."""
+    """Logits of places first..last - 1 [last - first, V], and the cache; a shifted
+    model's hidden state i - 1 tells of place i, and inside a block a cached pass has
+    none for its first place."""
     network, start, shift = c.network, len(prompt), int(c.network.config.shifted)
     tokens = np.concatenate([prompt, text])
     if not c.cached:
-        return np.array(forward(network, c.params, tokens))[start + first : start + last], None
+        return np.array(forward(network, c.params, tokens))[
+            start + first : start + last
+        ], None
     if begins:
         cache = network.empty_cache(1, len(tokens))
         logits, cache = apply(network, c.params, tokens, np.arange(len(tokens)), cache)
         return np.array(logits)[start + first - shift : start + last - shift], cache
     own = slice(start + first, start + last)
-    logits, _ = apply(network, c.params, tokens[own], np.arange(len(tokens))[own], cache)
+    logits, _ = apply(
+        network, c.params, tokens[own], np.arange(len(tokens))[own], cache
+    )
     return np.roll(logits, shift, axis=0), cache
 
 
 def by_hand(c, row):
-    """The stepwise rule in numpy for one row, one pass and one place at a time: text and order."""
+    """The stepwise rule in numpy for one row, one pass and one place at a time: text
+    and order."""
     start = int(c.start[row])
-    prompts = [np.asarray(c.base[row, :start])] + [np.full(start, MASK)] * (c.options.guidance is not None)
-    text, order, caches = np.full(c.places, MASK), np.zeros(c.places, int), [None] * len(prompts)
+    prompts = [np.asarray(c.base[row, :start])] + [np.full(start, MASK)] * (
+        c.options.guidance is not None
+    )
+    text, order, caches = (
+        np.full(c.places, MASK),
+        np.zeros(c.places, int),
+        [None] * len(prompts),
+    )
     for step in range(c.places):
         first = np.argmax(text == MASK) // c.block * c.block
         last = min(first + c.block, c.places)
         begins = np.all(text[first:last] == MASK)
         logits = []
         for i, prompt in enumerate(prompts):
-            found, caches[i] = block_logits(c, prompt, text, first, last, begins, caches[i])
+            found, caches[i] = block_logits(
+                c, prompt, text, first, last, begins, caches[i]
+            )
             logits.append(found)
         if len(prompts) == 2:
             logits = [logits[1] + (c.options.guidance + 1) * (logits[0] - logits[1])]
@@ -75,10 +91,16 @@ def by_hand(c, row):
             of_place[[MASK, V - 1]] = -np.inf
             probs = softmax(of_place)
             if c.keys is not None:
-                of_place = of_place + c.options.temperature * np.asarray(noise(c.keys[row], step, place))
+                of_place = of_place + c.options.temperature * np.asarray(
+                    noise(c.keys[row], step, place)
+                )
             token = np.argmax(of_place)
             only_first = c.cached and c.network.config.shifted and begins
-            if text[place] == MASK and probs[token] > best and (place == first or not only_first):
+            if (
+                text[place] == MASK
+                and probs[token] > best
+                and (place == first or not only_first)
+            ):
                 best, where, what = probs[token], place, token
         text[where], order[where] = what, step
     return text, order
@@ -100,12 +122,14 @@ def softmax(x):
     ],
 )
 def test_the_reference_is_the_rule(family, cached, temperature, guidance):
-    """Noise of the step and the place; confidence without it; a prompt that guidance hides; stale keys of
-    other blocks."""
+    """Noise of the step and the place; confidence without it; a prompt that guidance
+    hides; stale keys of other blocks."""
     c = canvas(family, cached=cached, temperature=temperature, guidance=guidance)
     found = reference(family, cached=cached, temperature=temperature, guidance=guidance)
     for row in range(2):
-        chex.assert_trees_all_equal((found.text[row], found.order[row]), by_hand(c, row))
+        chex.assert_trees_all_equal(
+            (found.text[row], found.order[row]), by_hand(c, row)
+        )
     whole, in_block = (found.info.calls[name].sequential for name in ("whole", "block"))
     rows = sum(calls.rows for calls in found.info.calls.values())
     assert whole == (3 if cached else PLACES) and whole + in_block == PLACES
@@ -119,14 +143,17 @@ def test_noise_without_its_step_differs():
     for seed in range(3):
         c = canvas("llada", seed, temperature=0.8, top_p=0.9)
         state = Steps().begin(c)
-        for _ in range(PLACES):  # every step counts as the first one, so its noise comes again
+        for _ in range(
+            PLACES
+        ):  # every step counts as the first one, so its noise comes again
             state = one_step(c, state._replace(step=jnp.int32(0)))
         differ += np.any(np.asarray(state.text) != run(c).text)
     assert differ
 
 
 def published(logits, temperature, top_p, top_k, confidence, gumbels):
-    """Tokens and confidences of Dream's and LLaDA's samplers in numpy, for logits [N, V]: sort, add, cut."""
+    """Tokens and confidences of Dream's and LLaDA's samplers in numpy, for logits [N,
+    V]: sort, add, cut."""
     logits = logits.copy()
     logits[:, [MASK, V - 1]] = -np.inf
     x = logits / (temperature or 1)
@@ -162,33 +189,53 @@ ROWS, WIDTH = 40, 5
         ("entropy", 0.2, 0.95, V),
     ],
 )
-def test_tokens_and_confidences_are_those_of_the_published_samplers(confidence, temperature, top_p, top_k):
+def test_tokens_and_confidences_are_those_of_the_published_samplers(
+    confidence, temperature, top_p, top_k
+):
     logits = 2 * np.random.default_rng(3).standard_normal((ROWS, WIDTH, V))
-    places, keys = np.tile(np.arange(WIDTH), (ROWS, 1)), jax.random.split(jax.random.key(7), ROWS)
+    places, keys = (
+        np.tile(np.arange(WIDTH), (ROWS, 1)),
+        jax.random.split(jax.random.key(7), ROWS),
+    )
     own = np.array([[noise(key, 2, place) for place in range(WIDTH)] for key in keys])
-    c = canvas(rows=1, confidence=confidence, temperature=temperature, top_p=top_p, top_k=top_k)
-    found = jax.jit(candidates)(dataclasses.replace(c, keys=keys), logits, places, jnp.full(ROWS, 2))
+    c = canvas(
+        rows=1, confidence=confidence, temperature=temperature, top_p=top_p, top_k=top_k
+    )
+    found = jax.jit(candidates)(
+        dataclasses.replace(c, keys=keys), logits, places, jnp.full(ROWS, 2)
+    )
     flat = lambda a: np.asarray(a).reshape(ROWS * WIDTH, -1)
-    tokens, sureness = published(flat(logits), temperature, top_p, top_k, confidence, flat(own))
+    tokens, sureness = published(
+        flat(logits), temperature, top_p, top_k, confidence, flat(own)
+    )
     chex.assert_trees_all_equal(flat(found.tokens)[:, 0], tokens)
     chex.assert_trees_all_close(flat(found.confidence)[:, 0], sureness, atol=1e-7)
-    other, _ = published(flat(logits), temperature + 0.5, top_p, top_k, confidence, flat(own))
+    other, _ = published(
+        flat(logits), temperature + 0.5, top_p, top_k, confidence, flat(own)
+    )
     assert np.any(other != tokens)  # the test can tell
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("confidence, scale", [("entropy", 0.4), ("probability", 0.2), ("random", None)])
+@pytest.mark.parametrize(
+    "confidence, scale", [("entropy", 0.4), ("probability", 0.2), ("random", None)]
+)
 def test_the_law_of_drawn_places(confidence, scale):
-    """softmax(confidence / place_temperature), as Dream's alg_temp, or uniform: 20000 keys."""
+    """softmax(confidence / place_temperature), as Dream's alg_temp, or uniform: 20000
+    keys."""
     rows = 20_000
     logits = 2 * np.random.default_rng(5).standard_normal((WIDTH, V))
     keys = jax.random.split(jax.random.key(5), rows)
-    c = dataclasses.replace(canvas(rows=1, confidence=confidence, place_temperature=scale), keys=keys)
+    c = dataclasses.replace(
+        canvas(rows=1, confidence=confidence, place_temperature=scale), keys=keys
+    )
 
     @jax.jit
     def chosen(c):
         places = jnp.tile(jnp.arange(WIDTH), (rows, 1))
-        offered = candidates(c, jnp.broadcast_to(logits, (rows, WIDTH, V)), places, jnp.zeros(rows, int))
+        offered = candidates(
+            c, jnp.broadcast_to(logits, (rows, WIDTH, V)), places, jnp.zeros(rows, int)
+        )
         return choose(offered, jnp.ones((rows, WIDTH), bool), 0 * places).index
 
     counts = np.bincount(np.asarray(chosen(c)), minlength=WIDTH)
@@ -203,7 +250,8 @@ def test_the_law_of_drawn_places(confidence, scale):
 
 @pytest.mark.slow
 def test_temperature_of_one_token():
-    """A place's token is drawn from softmax(logits / temperature), by Gumbel noise: 20000 keys, one place."""
+    """A place's token is drawn from softmax(logits / temperature), by Gumbel noise:
+    20000 keys, one place."""
     rows, c = 20_000, canvas(rows=1, places=1, block=1)
     tiled = dataclasses.replace(
         c,
@@ -213,7 +261,9 @@ def test_temperature_of_one_token():
         options=dataclasses.replace(c.options, temperature=jnp.float64(1.7)),
     )
     counts = np.bincount(np.asarray(run(tiled).text)[:, 0], minlength=V)
-    logits = np.array(jax.jit(passes.whole)(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
+    logits = np.array(
+        jax.jit(passes.whole)(c, window_at(c, c.empty(), 1), c.empty()[:, None])
+    )[0, 0, 0]
     logits[[MASK, V - 1]] = -np.inf
     right, wrong = softmax(logits / 1.7), softmax(logits)
     assert counts_p_value(counts, right) > FALSE_ALARM > counts_p_value(counts, wrong)
@@ -221,14 +271,20 @@ def test_temperature_of_one_token():
 
 @pytest.mark.slow
 def test_schedules():
-    """One token per step is the stepwise reference; several are lossy, and fill each block in turn."""
+    """One token per step is the stepwise reference; several are lossy, and fill each
+    block in turn."""
     one = run(canvas(), Steps(jnp.asarray(stepwise.llada_quotas(PLACES, 4, 12))))
     chex.assert_trees_all_equal(one.text, reference().text)
     quotas = stepwise.llada_quotas(PLACES, 4, 6)
     several = run(canvas(), Steps(jnp.asarray(quotas)))
     order = np.asarray(several.order)
-    assert np.all(np.asarray(several.text) != MASK) and several.info.calls["whole"].sequential == 6
-    assert all(np.all((order == step).sum(1) == quota) for step, quota in enumerate(quotas))
+    assert (
+        np.all(np.asarray(several.text) != MASK)
+        and several.info.calls["whole"].sequential == 6
+    )
+    assert all(
+        np.all((order == step).sum(1) == quota) for step, quota in enumerate(quotas)
+    )
     assert np.all(order[:, :4].max(1) < order[:, 4:].min(1))
     assert np.any(np.asarray(several.text) != np.asarray(one.text))
 
@@ -252,5 +308,8 @@ def test_dreams_schedule(places, steps, recorded):
     [(128, 32, 128, [1] * 32), (64, 8, 24, [3, 3, 2]), (96, 32, 30, [4, 4, *[3] * 8])],
 )
 def test_lladas_schedule(places, block, steps, of_block):
-    """Each block has an equal share of the steps; each step one of its masks, the first ones one more."""
-    assert list(stepwise.llada_quotas(places, block, steps)) == of_block * (places // block)
+    """Each block has an equal share of the steps; each step one of its masks, the first
+    ones one more."""
+    assert list(stepwise.llada_quotas(places, block, steps)) == of_block * (
+        places // block
+    )

@@ -29,7 +29,8 @@ def close(ours, recorded):
 
 @pytest.fixture(scope="module", params=["kl16_g16", "kl16_small"])
 def case(request):
-    """(config, params, recorded arrays). kl16_small's weights are too large to be stored beside the tests."""
+    """(config, params, recorded arrays). kl16_small's weights are too large to be
+    stored beside the tests."""
     path = GOLDEN / f"{request.param}.ckpt"
     if not path.exists():
         path = Path(os.environ.get("CSPD_GOLDEN", "")) / path.name
@@ -41,11 +42,15 @@ def case(request):
     return config, params, np.load(GOLDEN / f"{request.param}.npz")
 
 
-@pytest.mark.parametrize("name", [pytest.param("enc32", marks=pytest.mark.slow), "enc_rect"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("enc32", marks=pytest.mark.slow), "enc_rect"]
+)
 def test_moments(case, name):
     config, params, recorded = case
     apply = jax.jit(autoencoder.Autoencoder(config).apply, static_argnames="method")
-    moments = apply({"params": params}, nhwc(recorded[f"{name}/image"]), method="moments")
+    moments = apply(
+        {"params": params}, nhwc(recorded[f"{name}/image"]), method="moments"
+    )
     close(moments, recorded[f"{name}/moments"])
 
 
@@ -59,14 +64,21 @@ def test_encode_sample_and_decode(case):
     close(drawn, recorded["enc64/sample"])
     kl = autoencoder.kl_divergence(posterior)
     chex.assert_trees_all_close(kl, recorded["enc64/kl"], rtol=1e-5)
-    close(decode(config, params, nhwc(recorded["dec32/latent"])), recorded["dec32/image"])
+    close(
+        decode(config, params, nhwc(recorded["dec32/latent"])), recorded["dec32/image"]
+    )
 
 
 def test_sampling_law():
-    """20000 draws: mean and spread within 5 standard errors (false alarm below 1e-5 a coordinate)."""
-    posterior = autoencoder.posterior(jnp.asarray([1.0, -2.0, 0.5, 1.5]).reshape(1, 1, 1, 4))
+    """20000 draws: mean and spread within 5 standard errors (false alarm below 1e-5 a
+    coordinate)."""
+    posterior = autoencoder.posterior(
+        jnp.asarray([1.0, -2.0, 0.5, 1.5]).reshape(1, 1, 1, 4)
+    )
     keys = jax.random.split(jax.random.key(0), 20_000)
-    draws = jax.vmap(lambda key: autoencoder.sample(posterior, key=key))(keys).reshape(-1, 2)
+    draws = jax.vmap(lambda key: autoencoder.sample(posterior, key=key))(keys).reshape(
+        -1, 2
+    )
     std = np.exp(0.5 * np.array([0.5, 1.5]))
     assert np.all(np.abs(draws.mean(0) - np.array([1.0, -2.0])) < 5 * std / 20_000**0.5)
     assert np.all(np.abs(draws.std(0) / std - 1) < 5 / 40_000**0.5)

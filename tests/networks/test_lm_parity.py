@@ -12,9 +12,17 @@ from recorded import GOLDEN
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.networks.lm import LM
 
-CASES = [("gpt_neox", "parallel"), ("gpt_neox", "sequential"), ("llama", "plain"), ("llama", "llama3"),
-         ("llama", "linear"), ("qwen2", "tied"), ("qwen2", "untied"), ("qwen3", "tied"),
-         ("qwen3", "biases")]  # fmt: skip
+CASES = [
+    ("gpt_neox", "parallel"),
+    ("gpt_neox", "sequential"),
+    ("llama", "plain"),
+    ("llama", "llama3"),
+    ("llama", "linear"),
+    ("qwen2", "tied"),
+    ("qwen2", "untied"),
+    ("qwen3", "tied"),
+    ("qwen3", "biases"),
+]
 PLACES = np.tile(np.arange(24), (2, 1))
 apply = jax.jit(LM.apply, static_argnums=0)
 forward = jax.jit(LM.forward, static_argnums=0)
@@ -23,7 +31,10 @@ forward = jax.jit(LM.forward, static_argnums=0)
 def unpack(tmp_path, family, case):
     """The model, its parameters, tokens [2, 24] and the logits to be met."""
     with zipfile.ZipFile(GOLDEN / f"lm_{family}.zip") as archive:
-        archive.extractall(tmp_path, [name for name in archive.namelist() if name.startswith(f"{case}/")])
+        archive.extractall(
+            tmp_path,
+            [name for name in archive.namelist() if name.startswith(f"{case}/")],
+        )
     recorded = np.load(tmp_path / case / "logits.npz")
     source = open_source(tmp_path / case)
     config = make_config(source)
@@ -52,7 +63,8 @@ def test_recorded_logits(tmp_path, family, case):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["dream", "llada"])
 def test_recorded_logits_of_masked_models(tmp_path, family):
-    """All see all. A shifted model's cached logits are those of the hidden states, one place before."""
+    """All see all. A shifted model's cached logits are those of the hidden states, one
+    place before."""
     model, params, tokens, expected = unpack(tmp_path, family, "masked")
     assert model.config.mask_ids == (63,) and not model.config.causal
     close(forward(model, params, tokens), expected)

@@ -1,4 +1,5 @@
-"""NextStep-1: parity with the numbers recorded from the published code, conversion, prompts, speculation."""
+"""NextStep-1: parity with the numbers recorded from the published code, conversion,
+prompts, speculation."""
 
 import chex
 import jax
@@ -41,8 +42,12 @@ def test_contexts_without_a_cache(model):
     name, reveal = "cfg3_pos_norm_shift", jnp.tile(jnp.arange(6), (4, 1))
     bound = tiny.run(model, A, name).model
     network, tokens = bound.network, jnp.tile(A[f"gen/{name}/tokens"], (2, 1, 1))
-    prompt = network.embed_class(bound.params, jnp.array([0, 1, 0, 1]), jnp.array([0, 0, 1, 1], bool))
-    z = network.context(bound.params, tokens, reveal, jnp.full(4, 5), prompt, reveal, bucket=6)
+    prompt = network.embed_class(
+        bound.params, jnp.array([0, 1, 0, 1]), jnp.array([0, 0, 1, 1], bool)
+    )
+    z = network.context(
+        bound.params, tokens, reveal, jnp.full(4, 5), prompt, reveal, bucket=6
+    )
     close(z.swapaxes(0, 1), A[f"gen/{name}/c"], 1e-4)
 
 
@@ -52,23 +57,36 @@ def test_generation(model, name):
     run = tiny.run(model, A, name)
     keys = row_keys(jax.random.key(0), 2)
     network, params = run.model.network, run.model.params
-    out = sampler.sample(network, params, keys, jnp.arange(2), run.options, noise=run.noise)
+    out = sampler.sample(
+        network, params, keys, jnp.arange(2), run.options, noise=run.noise
+    )
     close(out.tokens, A[f"gen/{name}/tokens"], 1e-4)
 
 
 # At the widths of Qwen2.5-14B, with fewer layers.
 LARGE = NextStepConfig(
     LMConfig(
-        "llama", vocab_size=152_064, known_ids=152_064, width=5120, depth=2, heads=40, kv_heads=8,
-        head_dim=128, mlp_width=13_824, max_positions=32_768, qkv_bias=True,
+        "llama",
+        vocab_size=152_064,
+        known_ids=152_064,
+        width=5120,
+        depth=2,
+        heads=40,
+        kv_heads=8,
+        head_dim=128,
+        mlp_width=13_824,
+        max_positions=32_768,
+        qkv_bias=True,
     ),
     head_depth=1,
-)  # fmt: skip
+)
 
 
 def test_shapes_of_the_published_size():
     theirs = converter.FORMAT.parameters(tiny.DESCRIPTION["assumed_14B"]["keys"])
-    ours = {entry.name: list(entry.source_shape) for entry in converter.FORMAT.wanted(LARGE)}
+    ours = {
+        entry.name: list(entry.source_shape) for entry in converter.FORMAT.wanted(LARGE)
+    }
     assert {name: ours.pop(name) for name in theirs} == theirs
     assert all(name.startswith("layers.1.") for name in ours)
 
@@ -94,11 +112,20 @@ def test_speculation(model):
 @pytest.mark.slow
 def test_prompts_in_one_call(tmp_path):
     """The same images as by ids."""
-    folder = tiny.with_tokenizer(tiny.write(tmp_path / "model", {**tiny.CONFIG, "latent_size": 2}))
-    model, options = cspd_jax.load(folder), ImageOptions(respacing=4, cfg=2.0, cfg_schedule="constant")
-    made, _ = cspd_jax.generate(jax.random.key(0), model, prompts=["red red", "x"], options=options)
+    folder = tiny.with_tokenizer(
+        tiny.write(tmp_path / "model", {**tiny.CONFIG, "latent_size": 2})
+    )
+    model, options = (
+        cspd_jax.load(folder),
+        ImageOptions(respacing=4, cfg=2.0, cfg_schedule="constant"),
+    )
+    made, _ = cspd_jax.generate(
+        jax.random.key(0), model, prompts=["red red", "x"], options=options
+    )
     size = [86, 7, 92]
-    bound = prompts.bind(model, [[5, 5, *size], [92, *size]], size, texts=("red red", "x"))
+    bound = prompts.bind(
+        model, [[5, 5, *size], [92, *size]], size, texts=("red red", "x")
+    )
     same, _ = cspd_jax.generate(jax.random.key(0), bound, [0, 1], options=options)
     chex.assert_trees_all_equal(made, same)
     with pytest.raises(UserError, match="say what to make: give labels, or prompts"):

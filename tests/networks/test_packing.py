@@ -1,5 +1,5 @@
-"""A packed pass gives what a whole one gives for the tokens that are not padding, and decoding with packed
-passes gives the texts of decoding without."""
+"""A packed pass gives what a whole one gives for the tokens that are not padding, and
+decoding with packed passes gives the texts of decoding without."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def pair():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, None, 0.95)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.9, None, 0.95)], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("kind", ["lookup", "near"])
 def test_texts(kind, rows, sampling):
@@ -43,12 +45,19 @@ def test_texts(kind, rows, sampling):
         draft_model = (plain, text_models.near(params, scale=0.25))
         drafter = text.PromptLookup(shortest=1) if kind == "lookup" else draft_model
         options = Options(
-            gamma=np.arange(3, 3 + rows) % 8, max_gamma=7, max_new_tokens=ROOM - 6, stop_ids=(),
-            confidence=0.3, rule="block", **sampling._asdict(),
-        )  # fmt: skip
+            gamma=np.arange(3, 3 + rows) % 8,
+            max_gamma=7,
+            max_new_tokens=ROOM - 6,
+            stop_ids=(),
+            confidence=0.3,
+            rule="block",
+            **sampling._asdict(),
+        )
         key, prompts = jax.random.key(3), text_models.prompts(rows, 6)
         tokens, info = text.generate(key, (lm, params), prompts, drafter, options)
-        expected, counts = text.generate(key, (plain, params), prompts, drafter, options)
+        expected, counts = text.generate(
+            key, (plain, params), prompts, drafter, options
+        )
         chex.assert_trees_all_equal(tokens, expected)
         chex.assert_trees_all_equal(info.accepted, counts.accepted)
         assert info.accepted.sum() > 0

@@ -1,4 +1,5 @@
-"""Kernels that lie by outputs give what the others give, and are used where they help."""
+"""Kernels that lie by outputs give what the others give, and are used where they
+help."""
 
 from __future__ import annotations
 
@@ -14,15 +15,35 @@ from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
 
 WIDE = LMConfig(
-    family="neox", vocab_size=300, known_ids=300, width=512, depth=1, heads=4, kv_heads=2, head_dim=128,
-    mlp_width=640, max_positions=16, activation="gelu", gated_mlp=False, norm="layer", norm_eps=1e-5,
-    parallel_residual=True, qkv_bias=True, out_bias=True, mlp_bias=True, tie_embeddings=False,
-)  # fmt: skip
+    family="neox",
+    vocab_size=300,
+    known_ids=300,
+    width=512,
+    depth=1,
+    heads=4,
+    kv_heads=2,
+    head_dim=128,
+    mlp_width=640,
+    max_positions=16,
+    activation="gelu",
+    gated_mlp=False,
+    norm="layer",
+    norm_eps=1e-5,
+    parallel_residual=True,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    tie_embeddings=False,
+)
 
 
 @pytest.mark.slow
 def test_the_logits_are_the_same():
-    model = TextModel("wide", LM(WIDE), jax.jit(init_params, static_argnums=0)(WIDE, jax.random.key(0)))
+    model = TextModel(
+        "wide",
+        LM(WIDE),
+        jax.jit(init_params, static_argnums=0)(WIDE, jax.random.key(0)),
+    )
     network, params = model.for_decoding
     assert network == dataclasses.replace(model.network, by_outputs=True)
     tokens, positions = jnp.array([[5, 2, 7]]), jnp.arange(3)[None]

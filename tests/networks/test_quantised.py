@@ -1,4 +1,5 @@
-"""Weights in 8 and 4 bits: how far off, how small, and the same model when they are expanded."""
+"""Weights in 8 and 4 bits: how far off, how small, and the same model when they are
+expanded."""
 
 import chex
 import jax
@@ -38,11 +39,15 @@ def test_a_quantised_model_is_the_expanded_one(bits, tied):
     params = text_models.params(lm)
     small = quantise(params, bits, group=8)
     kept = {"scale", "bias"}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(small, is_leaf=lambda x: isinstance(x, Quantised)):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        small, is_leaf=lambda x: isinstance(x, Quantised)
+    ):
         assert isinstance(leaf, Quantised) == (path[-1].key not in kept)
     tokens = jnp.arange(12).reshape(2, 6) % 11
     forward = jax.jit(lm.forward)
-    chex.assert_trees_all_close(forward(small, tokens), forward(expand(small), tokens), rtol=1e-5, atol=1e-5)
+    chex.assert_trees_all_close(
+        forward(small, tokens), forward(expand(small), tokens), rtol=1e-5, atol=1e-5
+    )
     positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
     cached, _ = jax.jit(lm.apply)(small, tokens, positions, lm.empty_cache(2, 8))
     chex.assert_trees_all_close(cached, forward(small, tokens), rtol=1e-4, atol=1e-4)

@@ -34,7 +34,11 @@ def load(name):
     config = make_config(source, Options(heads=(HEADS[name],)))
     params = jax.tree.map(jnp.asarray, convert(source, config))
     recorded = np.load(GOLDEN / f"{name}_ar.npz")
-    return sphere.SphereModel(config), params, {key: jnp.asarray(recorded[key]) for key in recorded.files}
+    return (
+        sphere.SphereModel(config),
+        params,
+        {key: jnp.asarray(recorded[key]) for key in recorded.files},
+    )
 
 
 def close(ours, theirs, atol=4e-5):
@@ -43,30 +47,52 @@ def close(ours, theirs, atol=4e-5):
 
 def runs(name):
     with np.load(GOLDEN / f"{name}_ar.npz") as recorded:
-        return sorted({key.split("/")[1] for key in recorded.files if key.startswith("gen/")})
+        return sorted(
+            {key.split("/")[1] for key in recorded.files if key.startswith("gen/")}
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, run", [(name, run) for name in HEADS for run in runs(name)])
+@pytest.mark.parametrize(
+    "name, run", [(name, run) for name in HEADS for run in runs(name)]
+)
 def test_whole_generations(name, run):
-    """With the recorded noise; with linear guidance the unconditional half has a first token of its own."""
+    """With the recorded noise; with linear guidance the unconditional half has a first
+    token of its own."""
     model, params, recorded = load(name)
-    recorded = {key[len(f"gen/{run}/") :]: a for key, a in recorded.items() if key.startswith(f"gen/{run}/")}
+    recorded = {
+        key[len(f"gen/{run}/") :]: a
+        for key, a in recorded.items()
+        if key.startswith(f"gen/{run}/")
+    }
     steps, cfg, constant = (float(a) for a in recorded["settings"])
     images = len(recorded["labels"])
-    noise = np.zeros((int(steps) + 2, 2 * images, model.seq_len, model.token_dim), np.float32)
+    noise = np.zeros(
+        (int(steps) + 2, 2 * images, model.seq_len, model.token_dim), np.float32
+    )
     for i in range(model.seq_len):
-        first, rest = recorded[f"pos{i:03d}/init_noise"], recorded[f"pos{i:03d}/step_noise"]
+        first, rest = (
+            recorded[f"pos{i:03d}/init_noise"],
+            recorded[f"pos{i:03d}/step_noise"],
+        )
         noise[-1, : len(first), i], noise[1:-1, : len(first), i] = first, rest[::-1]
     schedule = "constant" if constant else RISING
     options = ImageOptions(
-        respacing=f"flow{int(steps)}", guided=cfg > 1, cfg=cfg, cfg_schedule=schedule, order=Raster()
+        respacing=f"flow{int(steps)}",
+        guided=cfg > 1,
+        cfg=cfg,
+        cfg_schedule=schedule,
+        order=Raster(),
     )
     assert options.separate_first == (cfg > 1 and not constant)
     keys = jax.random.split(jax.random.key(0), images)
     noise = noise if options.separate_first else noise[:, :images]
     out = sampler.sample(model, params, keys, recorded["labels"], options, noise=noise)
-    close(out.tokens, recorded["latents"], 8e-4 if cfg > 3 else 2.5e-4 if cfg > 1 else 1e-4)
+    close(
+        out.tokens,
+        recorded["latents"],
+        8e-4 if cfg > 3 else 2.5e-4 if cfg > 1 else 1e-4,
+    )
 
 
 @pytest.mark.slow
@@ -75,16 +101,23 @@ def test_training_loss_and_gradients(name):
     model, params, recorded = load(name)
     tokens, labels = recorded["train/latents"], recorded["train/labels"]
     shape = (-1, *tokens.shape[:2])
-    dropped, t = jnp.zeros(len(tokens), bool), jax.nn.sigmoid(recorded["train/t_normal"]).reshape(shape)
+    dropped, t = (
+        jnp.zeros(len(tokens), bool),
+        jax.nn.sigmoid(recorded["train/t_normal"]).reshape(shape),
+    )
     noise = recorded["train/noise"].reshape(*shape, tokens.shape[2])
-    objective = lambda params: flow_objective(model, params, tokens, labels, dropped, t, noise)
+    objective = lambda params: flow_objective(
+        model, params, tokens, labels, dropped, t, noise
+    )
     loss, gradient = jax.jit(jax.value_and_grad(objective))(params)
     close(loss, recorded["train/loss"][0], 1e-5)
     backbone, head = gradient["backbone"], gradient["head"]
     for name, ours in {
         "proj_in.weight": backbone["proj_in"]["kernel"].T,
         "emb_norm.weight": backbone["emb_norm"]["scale"],
-        "layers.0.attention.wqkv.weight": backbone["layers_0"]["attention"]["wqkv"]["kernel"].T,
+        "layers.0.attention.wqkv.weight": backbone["layers_0"]["attention"]["wqkv"][
+            "kernel"
+        ].T,
         "head.net.ada_ln_blocks.0.weight": head["ada_ln_blocks_0"]["kernel"].T,
         "head.net.final_layer.linear.weight": head["final_layer"]["linear"]["kernel"].T,
         "pos_for_diff.weight": backbone["pos_for_diff"]["embedding"],
@@ -95,7 +128,9 @@ def test_training_loss_and_gradients(name):
 @pytest.mark.quick("sphere-b")
 @pytest.mark.parametrize("name", sorted(SPHERE_PRESETS))
 def test_published_names(name):
-    keys = json.loads((GOLDEN / f"{name.replace('-', '_')}_keys.json").read_text())["keys"]
+    keys = json.loads((GOLDEN / f"{name.replace('-', '_')}_keys.json").read_text())[
+        "keys"
+    ]
     shapes = Shapes({key: tuple(shape) for key, shape in keys.items()})
     assert converter.make_config(shapes) == SPHERE_PRESETS[name]
     plan = converter.FORMAT.plan(SPHERE_PRESETS[name], shapes)
@@ -104,7 +139,8 @@ def test_published_names(name):
 
 @pytest.mark.slow
 def test_whole_generations_with_speculation():
-    """Chains are speculated, also apart: fewer head calls, and every token on the sphere."""
+    """Chains are speculated, also apart: fewer head calls, and every token on the
+    sphere."""
     network, params, _ = load("sphere_tiny2")
     model = models.ImageModel("tiny", network, params)
     options = ImageOptions(cfg=3.0, respacing=50, denoise=ChainSpeculation(8))

@@ -1,4 +1,5 @@
-"""The S-VAE: against numbers recorded from the PyTorch implementation, its files, and its distribution."""
+"""The S-VAE: against numbers recorded from the PyTorch implementation, its files, and
+its distribution."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def nhwc(x):
 
 def find(name):
     """The file of an autoencoder, or of a whole model that it is part of."""
-    folders = [GOLDEN, *([Path(os.environ["CSPD_GOLDEN"])] if "CSPD_GOLDEN" in os.environ else [])]
+    folders = [
+        GOLDEN,
+        *([Path(os.environ["CSPD_GOLDEN"])] if "CSPD_GOLDEN" in os.environ else []),
+    ]
     files = [folder / f"{name}{end}.pth" for folder in folders for end in ("_vae", "")]
     found = [file for file in files if file.is_file()]
     if not found:
@@ -50,8 +54,12 @@ def load(file):
     """(config, parameters) of the tensors vae.*"""
     tree = open_checkpoint(file)
     state = tree.get("ema", tree["model"]).items()
-    tensors = {n.removeprefix("vae."): tensor for n, tensor in state if n.startswith("vae.")}
-    config = converter.make_config(Shapes({n: tensor.shape for n, tensor in tensors.items()}))
+    tensors = {
+        n.removeprefix("vae."): tensor for n, tensor in state if n.startswith("vae.")
+    }
+    config = converter.make_config(
+        Shapes({n: tensor.shape for n, tensor in tensors.items()})
+    )
     return config, converter.FORMAT.convert(config, tensors)
 
 
@@ -77,7 +85,9 @@ def test_recorded_numbers(name):
     recorded = np.load(GOLDEN / f"{name}_vae.npz")
     draws = (recorded["vae/enc/beta_draw"], recorded["vae/enc/tangent_noise"])
     with jax.default_matmul_precision("highest"):
-        found = computed(config, params, nhwc(recorded["vae/image"]), draws, recorded["net/latents"])
+        found = computed(
+            config, params, nhwc(recorded["vae/image"]), draws, recorded["net/latents"]
+        )
     theirs = {key: recorded[f"vae/{key}"] for key in found}
     chex.assert_trees_all_close(found, theirs, rtol=0, atol=4e-5)
 
@@ -87,26 +97,45 @@ def test_recorded_numbers(name):
 def test_published_names_and_shapes(size):
     description = json.loads((GOLDEN / f"sphere_{size}_keys.json").read_text())
     keys = dict(description["keys"])
-    shapes = Shapes({n.removeprefix("vae."): tuple(s) for n, s in keys.items() if n.startswith("vae.")})
+    shapes = Shapes(
+        {
+            n.removeprefix("vae."): tuple(s)
+            for n, s in keys.items()
+            if n.startswith("vae.")
+        }
+    )
     config = converter.make_config(shapes)
     assert config == SphereVAEConfig()
     plan = converter.FORMAT.plan(config, shapes)
     assert {e.name: e.source_shape for e in plan} == converter.FORMAT.parameters(shapes)
     numbers = description["parameters"]
-    assert sum(math.prod(e.source_shape) for e in plan) == (numbers if size == "vae" else numbers["vae"])
+    assert sum(math.prod(e.source_shape) for e in plan) == (
+        numbers if size == "vae" else numbers["vae"]
+    )
 
 
 # What the pixels ask of a model.
-SIZES = types.SimpleNamespace(on_sphere=True, vae_stride=8, patch_size=1, latent_channels=8, image_size=24)
-MODEL = ImageModel("model", types.SimpleNamespace(config=SIZES, seq_len=9, token_dim=8), None)
+SIZES = types.SimpleNamespace(
+    on_sphere=True, vae_stride=8, patch_size=1, latent_channels=8, image_size=24
+)
+MODEL = ImageModel(
+    "model", types.SimpleNamespace(config=SIZES, seq_len=9, token_dim=8), None
+)
 
 
 @pytest.mark.slow
 def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
     assert main(["convert", str(FILE), str(tmp_path / "vae"), "--json"]) == 0
     converted = json.loads(capsys.readouterr().out)
-    assert converted["kind"] == "svae" and converted["config"]["channels"] == [64, 16, 16, 128]
-    with pytest.raises(UserError, match="is a checkpoint of kind svae; the model must be of kind mar"):
+    assert converted["kind"] == "svae" and converted["config"]["channels"] == [
+        64,
+        16,
+        16,
+        128,
+    ]
+    with pytest.raises(
+        UserError, match="is a checkpoint of kind svae; the model must be of kind mar"
+    ):
         cspd_jax.load(tmp_path / "vae", of=ImageModel)
     vae = cspd_jax.load(tmp_path / "vae")
     chex.assert_trees_all_equal(vae.params, load(FILE)[1])
@@ -116,10 +145,16 @@ def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
         images = pixels.to_images(MODEL, tokens, vae)
     off = np.abs(images.astype(int) - nhwc(wanted))
     assert images.dtype == np.uint8
-    assert off.max() <= 1 and (off > 0).mean() < 0.01  # a rounding error may lie across a step
+    assert (
+        off.max() <= 1 and (off > 0).mean() < 0.01
+    )  # a rounding error may lie across a step
 
 
-DIRECTIONS = {"any": [0.6, 0.0, -0.64, 0.48], "first": [1.0, 0, 0, 0], "opposite": [-1.0, 0, 0, 0]}
+DIRECTIONS = {
+    "any": [0.6, 0.0, -0.64, 0.48],
+    "first": [1.0, 0, 0, 0],
+    "opposite": [-1.0, 0, 0, 0],
+}
 DRAWS = 20_000
 # Of the Kolmogorov distribution: exceeded once in a million samples of the right law.
 BOUND = math.sqrt(math.log(2e6) / 2)
@@ -128,26 +163,38 @@ BOUND = math.sqrt(math.log(2e6) / 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("where", DIRECTIONS)
 def test_power_spherical_law(where):
-    """The coordinate along mu against its Beta law, the directions across it against their mean and spread.
+    """The coordinate along mu against its Beta law, the directions across it against
+    their mean and spread.
 
-    False alarms: one in a million for each direction by the first, below 4e-6 by the second (five standard
-    errors in six numbers). The control, a concentration of 4 instead of 3.5, is refused.
+    False alarms: one in a million for each direction by the first, below 4e-6 by the
+    second (five standard errors in six numbers). The control, a concentration of 4
+    instead of 3.5, is refused.
     """
     mu, kappa, m = jnp.asarray(DIRECTIONS[where]), 3.5, 4
-    many = sphere_vae.Posterior(jnp.broadcast_to(mu, (DRAWS, m)), jnp.full(DRAWS, kappa))
+    many = sphere_vae.Posterior(
+        jnp.broadcast_to(mu, (DRAWS, m)), jnp.full(DRAWS, kappa)
+    )
     sampled = jax.jit(lambda key: sphere_vae.sample(many, key=key))(jax.random.key(0))
     draws = np.asarray(sampled, np.float64) / math.sqrt(m)
-    chex.assert_trees_all_close(np.linalg.norm(draws, axis=-1), np.float64(1), atol=1e-5)
+    chex.assert_trees_all_close(
+        np.linalg.norm(draws, axis=-1), np.float64(1), atol=1e-5
+    )
     along = draws @ np.asarray(mu, np.float64)
     beta = (m - 1) / 2
-    distance = lambda kappa: math.sqrt(DRAWS) * scipy.stats.ks_1samp(
-        (1 + along) / 2, scipy.stats.beta(kappa + beta, beta).cdf
-    ).statistic  # fmt: skip
+    distance = lambda kappa: (
+        math.sqrt(DRAWS)
+        * scipy.stats.ks_1samp(
+            (1 + along) / 2, scipy.stats.beta(kappa + beta, beta).cdf
+        ).statistic
+    )
     assert distance(kappa) < BOUND < distance(4.0)
     across = draws - along[:, None] * np.asarray(mu, np.float64)
-    plane = np.linalg.svd(np.asarray(mu, np.float64)[None])[2][1:]  # an orthonormal basis of what is across
+    plane = np.linalg.svd(np.asarray(mu, np.float64)[None])[2][
+        1:
+    ]  # an orthonormal basis of what is across
     unit = across @ plane.T / np.linalg.norm(across, axis=-1, keepdims=True)
-    # On the sphere in three dimensions a coordinate has variance 1/3, its square variance 4/45.
+    # On the sphere in three dimensions a coordinate has variance 1/3, its square
+    # variance 4/45.
     assert np.all(np.abs(unit.mean(0)) < 5 * math.sqrt(1 / 3 / DRAWS))
     assert np.all(np.abs((unit**2).mean(0) - 1 / 3) < 5 * math.sqrt(4 / 45 / DRAWS))
 
@@ -162,4 +209,6 @@ def test_kl_against_an_integral(dim):
     posterior = [scipy.stats.beta.logpdf(z, kappa + beta, beta) for kappa in kappas]
     wanted = [np.mean(np.exp(log) * (log - uniform)) for log in posterior]
     given = sphere_vae.Posterior(jnp.zeros((3, dim)), jnp.asarray(kappas))
-    chex.assert_trees_all_close(sphere_vae.kl_divergence(given), np.array(wanted), rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(
+        sphere_vae.kl_divergence(given), np.array(wanted), rtol=1e-4, atol=1e-5
+    )

@@ -1,4 +1,5 @@
-"""Meshes: the same tokens and counts whatever shares the work; parameters that no device holds whole."""
+"""Meshes: the same tokens and counts whatever shares the work; parameters that no
+device holds whole."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ CASES = [(sizes, name) for sizes, names in MESHES.items() for name in names]
 def results(tmp_path_factory):
     """Made in a process that has eight devices, which checks bits and places too."""
     folder = tmp_path_factory.mktemp("mesh")
-    command = [sys.executable, str(pathlib.Path(__file__).parents[1] / "mesh_cases.py"), str(folder)]
+    command = [
+        sys.executable,
+        str(pathlib.Path(__file__).parents[1] / "mesh_cases.py"),
+        str(folder),
+    ]
     environment = {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
@@ -37,7 +42,9 @@ def results(tmp_path_factory):
 
 def check(results, sizes, name):
     alone, spread = results[f"{name}; none"], results[f"{name}; {sizes}"]
-    chex.assert_trees_all_close(*(np.array(one["tokens"]) for one in (spread, alone)), rtol=0, atol=1e-10)
+    chex.assert_trees_all_close(
+        *(np.array(one["tokens"]) for one in (spread, alone)), rtol=0, atol=1e-10
+    )
     assert all(spread[what] == alone[what] for what in ("accepted", "tested", "chains"))
     for few, all_ in zip(spread["sequential"], alone["sequential"]):
         assert 0 <= few <= all_  # a group waits for its own rows alone
@@ -54,7 +61,11 @@ def test_some_drafts_are_accepted_and_the_comparison_can_fail(results):
     sizes = "data=4,model=2"
     for name, what in (("trained", "chains"), ("text, google, model", "tested")):
         spread = results[f"{name}; {sizes}"]
-        tested, accepted = spread["chains"] if what == "chains" else (spread["tested"], spread["accepted"])
+        tested, accepted = (
+            spread["chains"]
+            if what == "chains"
+            else (spread["tested"], spread["accepted"])
+        )
         assert 0 < np.sum(accepted) < np.sum(tested)
     spread["tokens"][0][0] += 1
     with pytest.raises(AssertionError):
@@ -63,5 +74,7 @@ def test_some_drafts_are_accepted_and_the_comparison_can_fail(results):
 
 def test_heads_are_cut_only_if_their_number_can_be():
     config = text_models.CONFIG  # two heads of keys
-    assert partition("attention/k/kernel", (16, 8), 2, config) == PartitionSpec(None, "model")
+    assert partition("attention/k/kernel", (16, 8), 2, config) == PartitionSpec(
+        None, "model"
+    )
     assert partition("attention/k/kernel", (16, 8), 4, config) == PartitionSpec("model")

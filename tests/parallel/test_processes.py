@@ -1,4 +1,5 @@
-"""Two processes as one program: the same results as one, and none waits for one that failed."""
+"""Two processes as one program: the same results as one, and none waits for one that
+failed."""
 
 from __future__ import annotations
 
@@ -16,16 +17,25 @@ import pytest
 
 pytestmark = pytest.mark.slow
 GENERATE = shlex.split(
-    "generate --target default --method plain --labels 0-3 --n 1 --num-iter 4 --steps ddim10"
+    "generate --target default --method plain --labels 0-3 --n 1 --num-iter 4 --steps"
+    " ddim10"
 )
 TEXT = shlex.split("text --prompt import --prompt The --new-tokens 24 --json")
 SETTINGS = shlex.split(
-    "model.seq_len=4 model.buffer_size=2 model.encoder_width=16 model.encoder_depth=1 model.encoder_heads=2"
-    " model.decoder_width=16 model.decoder_depth=1 model.decoder_heads=2 model.head_depth=1"
-    " model.head_width=16 model.respacing=ddim10 data.size=8 data.fonts=cmr10 copies=2 buckets=1 log_every=1"
+    "model.seq_len=4 model.buffer_size=2 model.encoder_width=16 model.encoder_depth=1"
+    " model.encoder_heads=2"
+    " model.decoder_width=16 model.decoder_depth=1 model.decoder_heads=2"
+    " model.head_depth=1"
+    " model.head_width=16 model.respacing=ddim10 data.size=8 data.fonts=cmr10 copies=2"
+    " buckets=1 log_every=1"
     " checkpoint_every=3 warmup=2 decay=2 steps=6 batch=8"
 )
-TRAIN = ["train", "--preset", "glyphs-draft", *(f"--set={setting}" for setting in SETTINGS)]
+TRAIN = [
+    "train",
+    "--preset",
+    "glyphs-draft",
+    *(f"--set={setting}" for setting in SETTINGS),
+]
 
 
 def start(*arguments):
@@ -33,22 +43,33 @@ def start(*arguments):
     environment = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
     return subprocess.Popen(
         [sys.executable, "-m", "cspd_jax", *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
 
 
 def ended(processes):
     """Returns (out, told, code) of each."""
-    return [(*process.communicate(timeout=600), process.returncode) for process in processes]
+    return [
+        (*process.communicate(timeout=600), process.returncode) for process in processes
+    ]
 
 
 def both(first, second=None):
-    """Two processes with these arguments, which are the same for both without others."""
+    """Two processes with these arguments, which are the same for both without
+    others."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     commands = enumerate((first, second or first))
-    return ended([start("--distributed", f"127.0.0.1:{port},{i},2", *arguments) for i, arguments in commands])
+    return ended(
+        [
+            start("--distributed", f"127.0.0.1:{port},{i},2", *arguments)
+            for i, arguments in commands
+        ]
+    )
 
 
 def alone(*arguments):
@@ -63,7 +84,9 @@ def test_generate(tmp_path):
     assert out.strip() == str(tmp_path / "two") and silent == ""
     alone(*GENERATE, "--out", tmp_path / "one")
     one, two = (np.load(tmp_path / name / "samples.npz") for name in ("one", "two"))
-    chex.assert_trees_all_close(two["tokens"], one["tokens"], atol=1e-4)  # float32, batches of 4 and of 2
+    chex.assert_trees_all_close(
+        two["tokens"], one["tokens"], atol=1e-4
+    )  # float32, batches of 4 and of 2
     assert (one["labels"] == two["labels"]).all()
 
 
@@ -77,12 +100,20 @@ def test_train_and_go_on(tmp_path):
     for _ in range(2):
         (_, told, code), _ = both([*TRAIN, "--out", tmp_path / "two"])
         assert code == 0, told
-        for later in ("checkpoints/6", "model"):  # as if they had been stopped after step 3
+        for later in (
+            "checkpoints/6",
+            "model",
+        ):  # as if they had been stopped after step 3
             assert (tmp_path / "two" / later).exists()
             shutil.rmtree(tmp_path / "two" / later)
     alone(*TRAIN, "--out", tmp_path / "one")
     one, two = (
-        np.array([json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()])
+        np.array(
+            [
+                json.loads(line)["loss"]
+                for line in (folder / "metrics.jsonl").read_text().splitlines()
+            ]
+        )
         for folder in (tmp_path / "one", tmp_path / "two")
     )
     chex.assert_shape(one, (6,))
@@ -91,7 +122,8 @@ def test_train_and_go_on(tmp_path):
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_one_that_fails_ends_the_other(tmp_path, failing):
-    """The runtime sees that it is gone; nobody waits for ever, and nothing is written."""
+    """The runtime sees that it is gone; nobody waits for ever, and nothing is
+    written."""
     right = [*GENERATE, "--out", tmp_path / "a"]
     commands = [right, right]
     commands[failing] = [*right, "--target", tmp_path / "no"]

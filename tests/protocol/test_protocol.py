@@ -1,7 +1,8 @@
 """Every row of the table of samplers goes through the same checks, whatever it makes.
 
-A stream ends in what one call returns; a row does not depend on its neighbours; other numbers compile
-nothing; a caller may jit it; the counts add up. In float64, because different programs round differently.
+A stream ends in what one call returns; a row does not depend on its neighbours; other
+numbers compile nothing; a caller may jit it; the counts add up. In float64, because
+different programs round differently.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ def settled(way, state):
     """Which tokens of a stream will not change any more."""
     if isinstance(way, ImageWay):
         # Tokens of drafts are shown as well.
-        return np.any(np.asarray(state[1]) != 0, axis=-1) & (way.asked().name == "plain")
+        return np.any(np.asarray(state[1]) != 0, axis=-1) & (
+            way.asked().name == "plain"
+        )
     if isinstance(way, TextWay):
-        return np.arange(state.tokens.shape[1]) < np.asarray(state.info.trace.lengths)[:, None]
+        return (
+            np.arange(state.tokens.shape[1])
+            < np.asarray(state.info.trace.lengths)[:, None]
+        )
     return np.asarray(state.tokens) != MASK
 
 
@@ -49,13 +55,17 @@ def test_a_stream_ends_in_what_one_call_returns(way):
     """And no settled token changes on the way."""
     whole, states = generate(way, 0), list(way.family.stream(*way.request(0)))
     if isinstance(way, ImageWay):
-        chex.assert_trees_all_close(tokens_of(way, states[-1]), np.asarray(whole[0]), atol=1e-5)
+        chex.assert_trees_all_close(
+            tokens_of(way, states[-1]), np.asarray(whole[0]), atol=1e-5
+        )
         assert np.all(states[-1][0] == way.network.seq_len)
     else:
         chex.assert_trees_all_equal(states[-1], whole)
     for before, after in itertools.pairwise(states):
         stay = settled(way, before)
-        chex.assert_trees_all_equal(tokens_of(way, before)[stay], tokens_of(way, after)[stay])
+        chex.assert_trees_all_equal(
+            tokens_of(way, before)[stay], tokens_of(way, after)[stay]
+        )
         assert np.all(settled(way, after) >= stay)
     check_length_of_stream(way, states, whole[1])
 
@@ -70,14 +80,20 @@ def check_length_of_stream(way, states, info):
 
 @each(quick=QUICK)
 def test_a_row_does_not_depend_on_its_neighbours(way):
-    """Bit for bit in the same shape, with the per-row part of everything that is reported."""
+    """Bit for bit in the same shape, with the per-row part of everything that is
+    reported."""
     seen = []
     for seed in range(3):
         tokens, info = generate(way, seed)
-        of_rows = tokens, dataclasses.replace(info, calls={})  # which are of the whole batch
+        of_rows = (
+            tokens,
+            dataclasses.replace(info, calls={}),
+        )  # which are of the whole batch
         seen.append(jax.tree.map(lambda a: np.asarray(a)[FIXED], of_rows))
         chex.assert_trees_all_equal(seen[-1], seen[0])
-    others = [np.delete(np.asarray(generate(way, seed)[0]), FIXED, axis=0) for seed in (0, 1)]
+    others = [
+        np.delete(np.asarray(generate(way, seed)[0]), FIXED, axis=0) for seed in (0, 1)
+    ]
     assert np.any(others[0] != others[1])
 
 
@@ -129,10 +145,17 @@ def test_images_inside_a_caller_s_jit(way):
     options = image.resolve(model, method, options, ROWS)
     run = jax.jit(
         lambda keys, cfg: image.sample(
-            model.network, None, keys, labels, dataclasses.replace(options, cfg=cfg), method
+            model.network,
+            None,
+            keys,
+            labels,
+            dataclasses.replace(options, cfg=cfg),
+            method,
         )[0]
     )
-    chex.assert_trees_all_close(run(keys, np.asarray(options.cfg)), generate(way, 0)[0], atol=1e-5)
+    chex.assert_trees_all_close(
+        run(keys, np.asarray(options.cfg)), generate(way, 0)[0], atol=1e-5
+    )
 
 
 @each(quick=("plain, chains", "self", "text, block, model, adapted", "masked, ssd"))
@@ -145,17 +168,27 @@ def test_counts_add_up(way):
 
 def check_image(way, request, tokens, info):
     _, model, _, method, options = request
-    options, marks = image.resolve(model, method, options, ROWS), np.asarray(info.trace.marks)
+    options, marks = (
+        image.resolve(model, method, options, ROWS),
+        np.asarray(info.trace.marks),
+    )
     groups, plain = options.groups(way.network.seq_len), method.name == "plain"
     chex.assert_shape(tokens, (ROWS, way.network.seq_len, 2))
     chex.assert_tree_all_finite(tokens)
-    assert np.sum(info.tested) == np.sum(marks != 0) and np.sum(info.accepted) == np.sum(marks > 0)
-    assert (np.sum(info.tested) > 0) != plain and np.all(info.made == way.network.seq_len)
+    assert np.sum(info.tested) == np.sum(marks != 0) and np.sum(
+        info.accepted
+    ) == np.sum(marks > 0)
+    assert (np.sum(info.tested) > 0) != plain and np.all(
+        info.made == way.network.seq_len
+    )
     assert np.all(info.trace.chain_accepted <= info.trace.chain_tested)
     assert np.any(info.trace.chain_tested > 0) == (options.chain is not None)
     assert np.all((info.rounds >= 1) & (info.rounds <= 2 * len(groups)))
     backbone, halves = info.calls["backbone"], 2 if options.guided else 1
-    assert backbone.sequential >= 1 and backbone.rows >= halves * ROWS * backbone.sequential
+    assert (
+        backbone.sequential >= 1
+        and backbone.rows >= halves * ROWS * backbone.sequential
+    )
 
 
 def check_text(way, request, tokens, info):
@@ -168,15 +201,23 @@ def check_text(way, request, tokens, info):
     stopped_in_draft = np.asarray(info.trace.stopped) & (last == ACCEPTED)
     assert np.all(count(CORRECTED, BONUS, PLAIN) + stopped_in_draft == info.rounds)
     for row, n in enumerate(lengths):
-        assert not marks[row, :n].any() and marks[row, n : info.trace.lengths[row]].all()
+        assert (
+            not marks[row, :n].any() and marks[row, n : info.trace.lengths[row]].all()
+        )
     drafts = {None: 0, "tree": 2 + 4 + 4}.get(way.drafter, MAX_GAMMA)
-    (passes, rows), (draft_passes, draft_rows) = info.calls["target"], info.calls["draft"]
+    (passes, rows), (draft_passes, draft_rows) = (
+        info.calls["target"],
+        info.calls["draft"],
+    )
     assert rows == ROWS * (drafts + 1) * passes
     if way.drafter is None:
         assert set(np.unique(marks)) == {0, PLAIN} and info.acceptance is None
         assert info.made.sum() == info.rounds.sum() and draft_passes == draft_rows == 0
         return
-    assert np.all(info.trace.drafted >= info.tested.sum(axis=1)) and 0.1 < info.acceptance < 0.9
+    assert (
+        np.all(info.trace.drafted >= info.tested.sum(axis=1))
+        and 0.1 < info.acceptance < 0.9
+    )
     assert info.tested[:, 0].sum() == info.rounds.sum() - count(PLAIN).sum()
     for flags in (info.tested, info.accepted):
         assert np.all(np.diff(flags.sum(axis=0)) <= 0)
@@ -185,7 +226,9 @@ def check_text(way, request, tokens, info):
     elif way.drafter == "tree":  # a level is a pass, and the last one is not read
         assert draft_passes == len(WIDTHS) * passes
         assert draft_rows == ROWS * (2 + 2 + 4) * passes
-    elif way.drafter == "head":  # the first pass of a round reads what the last one may have added
+    elif (
+        way.drafter == "head"
+    ):  # the first pass of a round reads what the last one may have added
         first = ROWS * (MAX_GAMMA + 1) * passes
         assert draft_rows == first + ROWS * (draft_passes - passes)
     else:
@@ -207,8 +250,13 @@ def check_masked(way, request, tokens, info):
         return
     texts = MAX_GAMMA + 1 if not way.cached else min(MAX_GAMMA, 3) + 1
     certain = info.rounds.sum()  # one move of every round
-    assert certain + info.accepted.sum() == ROWS * PLACES and np.all(info.accepted <= info.tested)
+    assert certain + info.accepted.sum() == ROWS * PLACES and np.all(
+        info.accepted <= info.tested
+    )
     assert np.all(np.max(info.trace.rounds, axis=1) + 1 == info.rounds)
-    single, halves = (info.calls["whole"].sequential if way.cached else 1), 1 if way.guidance is None else 2
+    single, halves = (
+        (info.calls["whole"].sequential if way.cached else 1),
+        1 if way.guidance is None else 2,
+    )
     assert info.sequential <= PLACES
     assert rows == halves * ROWS * (single + (info.sequential - single) * texts)

@@ -13,11 +13,14 @@ from cspd_jax.networks.head import full_product
 
 
 def made():
-    """Tokens of images, drafted along chains and not, and of a text one by one, of programs lowered anew."""
+    """Tokens of images, drafted along chains and not, and of a text one by one, of
+    programs lowered anew."""
     jax.clear_caches()
     model = text_models.model()
     how = text.Options(max_new_tokens=6, stop_ids=())
-    one = text.generate(None, (model, text_models.params(model)), [[3, 5, 7]], options=how)
+    one = text.generate(
+        None, (model, text_models.params(model)), [[3, 5, 7]], options=how
+    )
     chains = token_hashes.mar_tokens(chains=token_hashes.CHAINS)
     return one.tokens, chains, token_hashes.mar_tokens(cfg=2.0)
 
@@ -27,7 +30,9 @@ def test_the_form_of_an_accelerator_gives_the_same(monkeypatch, float64):
     usual, forms = made(), set()
 
     def on_an_accelerator(*operands, default, cpu=None, cuda=None):
-        if cuda is not None:  # products that a CPU refuses; `test_three_products_...` reads them
+        if (
+            cuda is not None
+        ):  # products that a CPU refuses; `test_three_products_...` reads them
             return default(*operands)
         forms.add(getattr(default, "__name__", "partial"))
         return default(*operands)
@@ -49,12 +54,17 @@ def halved(x):
     return jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
 
 
-def test_loops_of_the_device_are_asked_for_where_the_library_compiles(by_the_device, monkeypatch):
-    """By itself a program has the options, which a compiler may refuse; in another jit it has none."""
+def test_loops_of_the_device_are_asked_for_where_the_library_compiles(
+    by_the_device, monkeypatch
+):
+    """By itself a program has the options, which a compiler may refuse; in another jit
+    it has none."""
     assert halved(8.0) == 1
     assert jax.jit(lambda: halved(jnp.float32(8.0)))() == 1
     assert jax.vmap(halved)(jnp.array([8.0, 3.0])).tolist() == [1, 0.75]
-    monkeypatch.setitem(compilation.DEVICE_LOOPS, "xla_gpu_enable_command_buffer", "WHILES")
+    monkeypatch.setitem(
+        compilation.DEVICE_LOOPS, "xla_gpu_enable_command_buffer", "WHILES"
+    )
     refusing = compilation.outermost_jit(lambda x: x + 1)
     with pytest.warns(match="loops stay with the host"):
         assert refusing(1.0) == 2
@@ -68,7 +78,9 @@ def test_texts_are_the_same_by_the_loops_of_the_device(by_the_device, float64):
     options = text.Options(max_new_tokens=4, stop_ids=())
     made = text.generate(None, *what, options=options).tokens
     device_loops(False)
-    chex.assert_trees_all_equal(made, text.generate(None, *what, options=options).tokens)
+    chex.assert_trees_all_equal(
+        made, text.generate(None, *what, options=options).tokens
+    )
 
 
 def test_three_products_are_for_float32_on_cuda_alone():
@@ -82,23 +94,42 @@ def test_three_products_are_for_float32_on_cuda_alone():
         .as_text()
     )
     assert "num_primitive_operations = 3" in lowered("float32", "cuda")
-    assert "num_primitive_operations" not in lowered("float32", "cpu") + lowered("bfloat16", "cuda")
+    assert "num_primitive_operations" not in lowered("float32", "cpu") + lowered(
+        "bfloat16", "cuda"
+    )
     sums = jax.grad(lambda x: jnp.sum(full_product(x, kernel, dimensions)))(x)
     chex.assert_trees_all_equal(sums, jnp.full((2, 3), 4.0))
 
 
 def test_a_packed_loop_is_a_loop():
-    """Of numbers, of arrays of several types and sizes, of a large one, and of nothing."""
+    """Of numbers, of arrays of several types and sizes, of a large one, and of
+    nothing."""
     large = 2 * loops._SMALL
-    start = {"n": 0, "x": jnp.ones((2, 3)), "y": (jnp.zeros(4), None), "big": jnp.zeros(large), "flag": False}
+    start = {
+        "n": 0,
+        "x": jnp.ones((2, 3)),
+        "y": (jnp.zeros(4), None),
+        "big": jnp.zeros(large),
+        "flag": False,
+    }
 
     def body(carry):
         n = carry["n"] + 1
         y = carry["y"][0] + n
-        return {"n": n, "x": 2 * carry["x"], "y": (y, None), "big": carry["big"].at[n].set(n), "flag": n > 2}
+        return {
+            "n": n,
+            "x": 2 * carry["x"],
+            "y": (y, None),
+            "big": carry["big"].at[n].set(n),
+            "flag": n > 2,
+        }
 
     packed, plain = (
-        jax.jit(lambda loop=loop: loop(lambda c: c["n"] < 3, body, jax.tree.map(jnp.asarray, start)))()
+        jax.jit(
+            lambda loop=loop: loop(
+                lambda c: c["n"] < 3, body, jax.tree.map(jnp.asarray, start)
+            )
+        )()
         for loop in (loops.while_loop, jax.lax.while_loop)
     )
     chex.assert_trees_all_equal_dtypes(packed, plain)

@@ -1,5 +1,5 @@
-"""Every program in benchmarks/ goes through all of its code on tiny models (`--toy`), has a help, and
-understands the commands that the pages name."""
+"""Every program in benchmarks/ goes through all of its code on tiny models (`--toy`),
+has a help, and understands the commands that the pages name."""
 
 import importlib
 import os
@@ -13,7 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-NAMES = sorted(p.stem for p in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__":' in p.read_text())
+NAMES = sorted(
+    p.stem
+    for p in BENCHMARKS.glob("*.py")
+    if 'if __name__ == "__main__":' in p.read_text()
+)
 
 
 def results() -> dict[Path, bytes]:
@@ -21,15 +25,29 @@ def results() -> dict[Path, bytes]:
 
 
 def runs_on_tiny_models(name: str, folder: Path) -> None:
-    """Runs a program, which prints numbers and leaves nothing here nor among the results."""
+    """Runs a program, which prints numbers and leaves nothing here nor among the
+    results."""
     before = results()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / ".cache")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "XDG_CACHE_HOME": str(folder / ".cache"),
+    }
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     command = [sys.executable, BENCHMARKS / f"{name}.py", "--toy"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"\d", done.stdout + done.stderr)
-    assert results() == before and {path.name for path in folder.iterdir()} <= {".cache"}
+    assert results() == before and {path.name for path in folder.iterdir()} <= {
+        ".cache"
+    }
 
 
 @pytest.mark.slow
@@ -45,15 +63,26 @@ def test_all_of_it_runs_with_torch(name, tmp_path):
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Returns what the pages and the programs' own docstrings tell to type: names and arguments."""
+    """Returns what the pages and the programs' own docstrings tell to type: names and
+    arguments."""
     pages = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
     texts = [page.read_text(encoding="utf-8") for page in pages]
-    texts += [(BENCHMARKS / f"{name}.py").read_text(encoding="utf-8").split('"""')[1] for name in NAMES]
+    texts += [
+        (BENCHMARKS / f"{name}.py").read_text(encoding="utf-8").split('"""')[1]
+        for name in NAMES
+    ]
     text, found = "\n".join(texts).replace("\\\n", " "), []
     quoted = re.findall(r"`python\s+benchmarks/([^`]+)`", text)
-    for command in (*quoted, *re.findall(r"^(?:    .*?)?python benchmarks/(.+)$", text, re.MULTILINE)):
-        program, *arguments = shlex.split(command.partition(" #")[0].replace("...", " "))
-        words = [re.sub(r"[\[\]]", "", word).partition("|")[0] for word in arguments]  # one of several
+    for command in (
+        *quoted,
+        *re.findall(r"^(?:    .*?)?python benchmarks/(.+)$", text, re.MULTILINE),
+    ):
+        program, *arguments = shlex.split(
+            command.partition(" #")[0].replace("...", " ")
+        )
+        words = [
+            re.sub(r"[\[\]]", "", word).partition("|")[0] for word in arguments
+        ]  # one of several
         words = ["1" if word.isupper() else word for word in words]  # a placeholder
         found.append((program.removesuffix(".py"), words))
     return found

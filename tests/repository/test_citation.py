@@ -18,13 +18,19 @@ def test_what_is_used_is_cited():
     draft = ImageModel("draft", model.network, None)
     assert keys_of() == ["cspd_jax"]
     assert keys_of(model, cspd_jax.Plain()) == ["cspd_jax", "mar"]
-    assert keys_of(cspd_jax.SelfSpeculation(), cspd_jax.Options(denoise="speculative")) == [
+    assert keys_of(
+        cspd_jax.SelfSpeculation(), cspd_jax.Options(denoise="speculative")
+    ) == [
         "cspd_jax",
         "block",
     ]
     assert keys_of(ReleasedRunner(draft)) == ["cspd_jax", "cspd", "mar"]
     assert keys_of(cspd_jax.Options(anneal=Annealing())) == ["cspd_jax", "disa"]
-    assert keys_of(cspd_jax.SelfSpeculation(coupled=True)) == ["cspd_jax", "block", "coupled"]
+    assert keys_of(cspd_jax.SelfSpeculation(coupled=True)) == [
+        "cspd_jax",
+        "block",
+        "coupled",
+    ]
     assert keys_of(text.Options(rule="google")) == ["cspd_jax", "leviathan"]
     assert keys_of(masked.SelfSpeculation()) == ["cspd_jax", "ssd"]
     assert cspd_jax.citation(model).count("eprint = {2406.11838}") == 1

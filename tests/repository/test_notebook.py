@@ -1,5 +1,5 @@
-"""The notebooks run from top to bottom in a small configuration, without the network, and are kept with what
-they show."""
+"""The notebooks run from top to bottom in a small configuration, without the network,
+and are kept with what they show."""
 
 from __future__ import annotations
 
@@ -15,18 +15,36 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 FEW_STEPS = {"num_iter": 4, "respacing": "ddim5"}
 TINY = [
-    "data.classes=01", "model.num_classes=2", "model.encoder_width=16", "model.encoder_depth=1",
-    "model.encoder_heads=2", "model.decoder_width=16", "model.decoder_depth=1", "model.decoder_heads=2",
-    "model.head_width=16", "model.head_depth=1", "model.respacing=ddim5", "batch=2",
-]  # fmt: skip
+    "data.classes=01",
+    "model.num_classes=2",
+    "model.encoder_width=16",
+    "model.encoder_depth=1",
+    "model.encoder_heads=2",
+    "model.decoder_width=16",
+    "model.decoder_depth=1",
+    "model.decoder_heads=2",
+    "model.head_width=16",
+    "model.head_depth=1",
+    "model.respacing=ddim5",
+    "batch=2",
+]
 SMALL = {
-    "1_mar": {"AR_STEPS": 4, "LABELS": [0, 1], "FEW": 2, "OPTIONS": {"respacing": "ddim5"}},
+    "1_mar": {
+        "AR_STEPS": 4,
+        "LABELS": [0, 1],
+        "FEW": 2,
+        "OPTIONS": {"respacing": "ddim5"},
+    },
     "2_exact_speculation": {"DRAWS": 500, "IMAGES": 4, "OPTIONS": FEW_STEPS},
     "3_your_own_pair": {
-        "TARGET_STEPS": 2, "DRAFT_STEPS": 2, "DISTILL_STEPS": 2, "SETTINGS": TINY, "DRAFT_SETTINGS": TINY,
+        "TARGET_STEPS": 2,
+        "DRAFT_STEPS": 2,
+        "DISTILL_STEPS": 2,
+        "SETTINGS": TINY,
+        "DRAFT_SETTINGS": TINY,
     },
     "4_text": {"NEW_TOKENS": 8, "MASKED_TOKENS": 8, "GAMMAS": [1, 2]},
-}  # fmt: skip
+}
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
@@ -37,7 +55,12 @@ def read(name):
 
 
 def pictures(cells):
-    return [out for cell in cells for out in cell.outputs if "image/png" in out.get("data", {})]
+    return [
+        out
+        for cell in cells
+        for out in cell.outputs
+        if "image/png" in out.get("data", {})
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,13 +87,19 @@ def test_the_shortest_proof(monkeypatch, capsys, tmp_path):
 def test_runs(name, tmp_path, monkeypatch):
     notebook, cells = read(name)
     kept = len(pictures(cells))
-    (parameters,) = (cell for cell in cells if "parameters" in cell.metadata.get("tags", []))
+    (parameters,) = (
+        cell for cell in cells if "parameters" in cell.metadata.get("tags", [])
+    )
     smaller = "\n".join(f"{key} = {value!r}" for key, value in SMALL[name].items())
-    assert set(SMALL[name]) <= set(re.findall(r"^(\w+) =", parameters.source, flags=re.M))
+    assert set(SMALL[name]) <= set(
+        re.findall(r"^(\w+) =", parameters.source, flags=re.M)
+    )
     parameters.source += f"\n{smaller}"
     _offline(monkeypatch, tmp_path)
     resources = {"metadata": {"path": tmp_path}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources=resources
+    ).execute()
     assert len(pictures(cells)) == kept
 
 

@@ -1,4 +1,5 @@
-"""`converters/` stands at the top of the repository and must be installed as `cspd_jax.converters`."""
+"""`converters/` stands at the top of the repository and must be installed as
+`cspd_jax.converters`."""
 
 import subprocess
 import sys
@@ -10,17 +11,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-# Neither an editable install's finder nor anything else that knows where the converters are.
+# Neither an editable install's finder nor anything else that knows where the converters
+# are.
 NOT_INSTALLED = (
-    "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)];"
-    "import cspd_jax, cspd_jax.converters.source as s; cspd_jax.load('default'); print(s.__file__)"
+    "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in"
+    " repr(f)];"
+    "import cspd_jax, cspd_jax.converters.source as s; cspd_jax.load('default');"
+    " print(s.__file__)"
 )
 
 
 @pytest.mark.slow
 def test_a_checkout_needs_no_install():
-    """Python that is started at the top of the repository finds the folder `cspd_jax` there, whatever is
-    installed."""
+    """Python that is started at the top of the repository finds the folder `cspd_jax`
+    there, whatever is installed."""
     command = [sys.executable, "-c", NOT_INSTALLED]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert Path(done.stdout.strip()) == ROOT / "converters" / "source.py"
@@ -31,31 +35,59 @@ def test_a_checkout_needs_no_install():
     [
         ("cspd_jax", "jax numpy flax orbax optax matplotlib PIL tqdm torch"),
         ("cspd_jax.cli", "jax flax orbax optax matplotlib PIL tqdm torch"),
-        ("cspd_jax, cspd_jax.image", "matplotlib torch transformers tokenizers sklearn"),
+        (
+            "cspd_jax, cspd_jax.image",
+            "matplotlib torch transformers tokenizers sklearn",
+        ),
     ],
 )
 def test_an_import_brings_no_more_than_it_needs(imported, absent):
-    code = f"import sys, {imported}; print([m for m in {absent.split()} if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, {imported}; print([m for m in {absent.split()} if m in"
+        " sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert found.stdout == "[]\n"
 
 
 @pytest.mark.slow
 def test_wheel_is_complete(tmp_path):
-    """Builds a wheel (fetches setuptools) and imports everything from it, away from the repository."""
-    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
+    """Builds a wheel (fetches setuptools) and imports everything from it, away from the
+    repository."""
+    wheel = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
     subprocess.run(wheel, check=True, timeout=300)
     (built,) = tmp_path.glob("*.whl")
     installed = tmp_path / "installed"
     with zipfile.ZipFile(built) as archive:
         names = archive.namelist()
         archive.extractall(installed)
-    assert {n.split("/")[0] for n in names} == {"cspd_jax", built.name.rsplit("-", 3)[0] + ".dist-info"}
-    modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "cspd_jax").rglob("*.py")}
-    modules |= {f"cspd_jax/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "converters").rglob("*.py")}
+    assert {n.split("/")[0] for n in names} == {
+        "cspd_jax",
+        built.name.rsplit("-", 3)[0] + ".dist-info",
+    }
+    modules = {
+        p.relative_to(ROOT).as_posix() for p in (ROOT / "cspd_jax").rglob("*.py")
+    }
+    modules |= {
+        f"cspd_jax/{p.relative_to(ROOT).as_posix()}"
+        for p in (ROOT / "converters").rglob("*.py")
+    }
     assert {n for n in names if n.endswith(".py")} == modules
     code = (
-        f"import sys; sys.path.insert(0, {str(installed)!r}); import cspd_jax.converters.source as s;"
+        f"import sys; sys.path.insert(0, {str(installed)!r}); import"
+        " cspd_jax.converters.source as s;"
         "assert 'installed' in s.__file__; import cspd_jax; cspd_jax.load('default')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)

@@ -1,7 +1,9 @@
-"""What the pages print can be typed: commands and Python run page by page, in their order, at toy sizes.
+"""What the pages print can be typed: commands and Python run page by page, in their
+order, at toy sizes.
 
-A block that cannot run here says why in a comment before it, `<!-- not run: ... -->`; its commands are read
-by the real parser all the same. Programs in benchmarks/ are run by test_benchmarks.py.
+A block that cannot run here says why in a comment before it, `<!-- not run: ... -->`;
+its commands are read by the real parser all the same. Programs in benchmarks/ are run
+by test_benchmarks.py.
 """
 
 from __future__ import annotations
@@ -36,11 +38,22 @@ from cspd_jax.training import presets
 from cspd_jax.training.data.text import Document
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FENCED = re.compile(r"^((?:<!--[^\n]*-->\n)*)```([^\n]*)\n(.*?)^```$", re.M | re.S)
-ELSEWHERE = ("python3 -m venv", ". .venv", "pip install", "python benchmarks/", "bash benchmarks/")
+ELSEWHERE = (
+    "python3 -m venv",
+    ". .venv",
+    "pip install",
+    "python benchmarks/",
+    "bash benchmarks/",
+)
 
-# How small it all is: flags that commands which begin so are given besides; the last of two values counts.
+# How small it all is: flags that commands which begin so are given besides; the last of
+# two values counts.
 SMALLER = {
     "generate": "--n 1 --num-iter 4",
     "generate --target FOLDER": "--grid 1x2 --steps flow-calls4",
@@ -59,10 +72,15 @@ SMALLER = {
     "convert sphere-b.pth": "--heads 2",
 }
 IN_PYTHON = {
-    "50_000": "4", "max_new_tokens=64": "max_new_tokens=8", "respacing=28": "respacing=4",
-    "grid=(16, 16)": "grid=(1, 2)", 'jax.config.update("jax_compilation_cache_dir", "compiled")': "",
-}  # fmt: skip
-CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 400}") for name in ("tempfile", "b", "c"))
+    "50_000": "4",
+    "max_new_tokens=64": "max_new_tokens=8",
+    "respacing=28": "respacing=4",
+    "grid=(16, 16)": "grid=(1, 2)",
+    'jax.config.update("jax_compilation_cache_dir", "compiled")': "",
+}
+CORPUS = tuple(
+    Document(name, f"{name}: {'abcab ' * 400}") for name in ("tempfile", "b", "c")
+)
 
 
 class Block(NamedTuple):
@@ -75,7 +93,9 @@ class Block(NamedTuple):
     def commands(self) -> Iterator[list[str]]:
         """Words of each command, without comments."""
         for line in self.code.replace("\\\n", " ").replace("&&", "\n").splitlines():
-            if (words := shlex.split(line, comments=True)) and not " ".join(words).startswith(ELSEWHERE):
+            if (words := shlex.split(line, comments=True)) and not " ".join(
+                words
+            ).startswith(ELSEWHERE):
                 yield words
 
 
@@ -84,26 +104,46 @@ def words_of(page: Path) -> str:
     if page.suffix != ".ipynb":
         return text
     cells = json.loads(text)["cells"]
-    return "\n".join("".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "markdown")
+    return "\n".join(
+        "".join(cell["source"]) + "\n"
+        for cell in cells
+        if cell["cell_type"] == "markdown"
+    )
 
 
 def blocks(page: Path) -> list[Block]:
     found = FENCED.findall(words_of(page))
-    return [Block(language, code, "not run:" not in before) for before, language, code in found]
+    return [
+        Block(language, code, "not run:" not in before)
+        for before, language, code in found
+    ]
 
 
 def test_every_file_that_the_docs_name_exists():
-    places = (ROOT, ROOT / "cspd_jax", ROOT / "tests", ROOT / "docs", ROOT / "benchmarks")
-    pattern = re.compile(r"`([\w.-]+/[\w./*-]+\.(?:py|md|json|txt|ipynb|toml))`|\]\(([\w./-]+)(?:#[\w-]+)?\)")
+    places = (
+        ROOT,
+        ROOT / "cspd_jax",
+        ROOT / "tests",
+        ROOT / "docs",
+        ROOT / "benchmarks",
+    )
+    pattern = re.compile(
+        r"`([\w.-]+/[\w./*-]+\.(?:py|md|json|txt|ipynb|toml))`|\]\(([\w./-]+)(?:#[\w-]+)?\)"
+    )
     for page in PAGES:
         for named in pattern.findall(page.read_text(encoding="utf-8")):
-            assert any([*place.glob("".join(named))] for place in (page.parent, *places)), (page.name, named)
+            assert any(
+                [*place.glob("".join(named))] for place in (page.parent, *places)
+            ), (page.name, named)
 
 
 def test_commands_are_understood():
-    """By the parser of the command, also those that are not run, and those that notebooks speak of."""
+    """By the parser of the command, also those that are not run, and those that
+    notebooks speak of."""
     pages = [*PAGES, *(ROOT / "notebooks").glob("*.ipynb")]
-    asked = [words for page in pages for block in blocks(page) for words in block.commands()]
+    asked = [
+        words for page in pages for block in blocks(page) for words in block.commands()
+    ]
     asked = [words[1:] for words in asked if words[0] == "cspd-jax"]
     for words in asked:
         begun = make_parser().parse_args(words)
@@ -116,13 +156,18 @@ def test_commands_are_understood():
 
 def torch_checkpoint(path: Path, entries, **told) -> None:
     random = np.random.default_rng(0)
-    tensors = {e.name: 0.1 * random.standard_normal(e.source_shape, np.float32) for e in entries}
+    tensors = {
+        e.name: 0.1 * random.standard_normal(e.source_shape, np.float32)
+        for e in entries
+    }
     torch_writer.write(path, {"model": tensors, "args": argparse.Namespace(**told)})
 
 
 def mar_checkpoint(path: Path) -> None:
     heads = {"encoder_num_heads": 2, "decoder_num_heads": 2}
-    torch_checkpoint(path, mar.FORMAT.wanted(tiny.LATENTS), **heads, patch_size=1, vae_stride=2)
+    torch_checkpoint(
+        path, mar.FORMAT.wanted(tiny.LATENTS), **heads, patch_size=1, vae_stride=2
+    )
 
 
 def language_model(config: dict):
@@ -130,7 +175,9 @@ def language_model(config: dict):
         path.parent.mkdir(exist_ok=True)
         hf_folder.write(path, config)
         (path / "tokenizer.json").write_text(word_models.tokenizer(ids=hf_folder.V))
-        template = {"chat_template": "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}"}
+        template = {
+            "chat_template": "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}"
+        }
         (path / "tokenizer_config.json").write_text(json.dumps(template))
 
     return make
@@ -151,38 +198,56 @@ def pictures(path: Path) -> None:
 
 def questions(path: Path) -> None:
     path.parent.mkdir(parents=True)
-    path.write_text("\n".join((ROOT / path.relative_to(Path.cwd())).read_text().splitlines()[:18]))
+    path.write_text(
+        "\n".join((ROOT / path.relative_to(Path.cwd())).read_text().splitlines()[:18])
+    )
 
 
 LLAMA = language_model(hf_folder.LLAMA | {"max_position_embeddings": 256})
-TRAINED = hub.shipped_folder("masked-default")  # as random as the others it would never draft the next move
+TRAINED = hub.shipped_folder(
+    "masked-default"
+)  # as random as the others it would never draft the next move
 INCEPTION = "pt_inception-2015-12-05-6726825d.pth"
 GIVEN = {
     "README": {
         "checkpoint-last.pth": mar_checkpoint,
         "kl16.ckpt": lambda path: torch_checkpoint(path, kl16.FORMAT.wanted(tiny.KL)),
     },
-    "checkpoints": {"SRC": mar_checkpoint, "FOLDER": LLAMA, "OWNER/NAME": LLAMA, "model.gguf": gguf},
+    "checkpoints": {
+        "SRC": mar_checkpoint,
+        "FOLDER": LLAMA,
+        "OWNER/NAME": LLAMA,
+        "model.gguf": gguf,
+    },
     "images": {
         "mar-base": lambda path: tiny.save_mar(path, tiny.LATENTS),
         "kl16": tiny.save_kl16,
         "dataset": pictures,
-        INCEPTION: lambda path: torch_writer.write(path, inception_random.weights(InceptionConfig(16, 10))),
+        INCEPTION: lambda path: torch_writer.write(
+            path, inception_random.weights(InceptionConfig(16, 10))
+        ),
         "FOLDER": lambda path: nextstep_tiny.with_tokenizer(nextstep_tiny.write(path)),
-        "sphere-b.pth": lambda p: shutil.copy(ROOT / "tests/golden_causal/sphere_tiny2_ar.pth", p),
+        "sphere-b.pth": lambda p: shutil.copy(
+            ROOT / "tests/golden_causal/sphere_tiny2_ar.pth", p
+        ),
     },
     "masked": {
         "OWNER/NAME": language_model(hf_folder.LLADA),
         "models/masked": lambda path: shutil.copytree(TRAINED, path),
     },
     "text": {f"EleutherAI/pythia-{size}-deduped": LLAMA for size in ("1.4b", "160m")},
-    "training": {"pictures": pictures, "DIR": LLAMA, "benchmarks/prompts/train.txt": questions},
+    "training": {
+        "pictures": pictures,
+        "DIR": LLAMA,
+        "benchmarks/prompts/train.txt": questions,
+    },
 }
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch) -> Path:
-    """A folder to be in, in which every model is as narrow as the toy of its name in benchmarks/."""
+    """A folder to be in, in which every model is as narrow as the toy of its name in
+    benchmarks/."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     toy = __import__("toy")
@@ -191,14 +256,20 @@ def small(tmp_path, monkeypatch) -> Path:
         model = toy.load(name)
         kind = "lm" if name in hub.TEXT_DEFAULTS else kind_name(model.config)
         extra = model.metadata.get("extra")
-        weights.save(tmp_path / "shipped" / place, kind, model.config, model.params, extra=extra)
+        weights.save(
+            tmp_path / "shipped" / place, kind, model.config, model.params, extra=extra
+        )
     monkeypatch.setattr(hub, "_SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
     for name, run in presets.PRESETS.items():
-        fewer = {} if hasattr(run.model, "entering") else {"model": toy.narrow(run.model)}
+        fewer = (
+            {} if hasattr(run.model, "entering") else {"model": toy.narrow(run.model)}
+        )
         fewer |= {"buckets": 1} if hasattr(run, "buckets") else {}
-        monkeypatch.setitem(presets.PRESETS, name, dataclasses.replace(run, warmup=1, decay=1, **fewer))
+        monkeypatch.setitem(
+            presets.PRESETS, name, dataclasses.replace(run, warmup=1, decay=1, **fewer)
+        )
     return tmp_path
 
 
@@ -214,7 +285,9 @@ def run(words: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem
+)
 def test_the_page_runs(page, small):
     for name, make in GIVEN.get(page.stem, {}).items():
         make(small / name)

@@ -1,4 +1,5 @@
-"""Keys of other generators, and another default of JAX: the same bits, or one sentence why not."""
+"""Keys of other generators, and another default of JAX: the same bits, or one sentence
+why not."""
 
 from __future__ import annotations
 
@@ -26,9 +27,13 @@ def of_each_family(folder, key, temperature=0.0):
     new, prompts = {"max_new_tokens": 4, "temperature": temperature}, [[1, 2]]
     look_up, how = text.PromptLookup(), text.Options(**new, stop_ids=())
     return [
-        lambda: cspd_jax.generate(key, cspd_jax.load(folder), [0, 1], SelfSpeculation(1), SHORT)[0],
+        lambda: cspd_jax.generate(
+            key, cspd_jax.load(folder), [0, 1], SelfSpeculation(1), SHORT
+        )[0],
         lambda: text.generate(key, causal, prompts, look_up, how).tokens,
-        lambda: masked.generate(key, filled, prompts, options=masked.Options(**new)).tokens,
+        lambda: (
+            masked.generate(key, filled, prompts, options=masked.Options(**new)).tokens
+        ),
     ]
 
 
@@ -41,22 +46,42 @@ def folder(tmp_path_factory):
 def test_generators_that_mix_rows_are_refused(folder, generator):
     keys = jax.random.split(jax.random.key(0, impl=generator), 3)
     together = jax.vmap(jax.random.bits)(keys)  # of the first key: why they are refused
-    assert (np.asarray(together[1:]) != [jax.random.bits(key) for key in keys[1:]]).all()
+    assert (
+        np.asarray(together[1:]) != [jax.random.bits(key) for key in keys[1:]]
+    ).all()
     for make in of_each_family(folder, keys[0], temperature=1.0):
         with pytest.raises(
-            UserError, match=f"of the generator {generator}, with which rows of a batch are not"
+            UserError,
+            match=f"of the generator {generator}, with which rows of a batch are not",
         ):
             make()
     with jax.default_prng_impl(generator):
-        with pytest.raises(UserError, match=r"is uint32 \[4\], which is no key of threefry2x32"):
+        with pytest.raises(
+            UserError, match=r"is uint32 \[4\], which is no key of threefry2x32"
+        ):
             of_each_family(folder, jax.random.PRNGKey(0))[0]()
         assert seed_key(5) == jax.random.key(5, impl="threefry2x32")
 
 
 def test_a_seed_means_the_same_whatever_jax_draws_with_by_default(folder, tmp_path):
-    argv = ["sample", "--target", str(folder), "--n", "2", "--num-iter", "2", "--steps", "4", "--batch", "2"]
+    argv = [
+        "sample",
+        "--target",
+        str(folder),
+        "--n",
+        "2",
+        "--num-iter",
+        "2",
+        "--steps",
+        "4",
+        "--batch",
+        "2",
+    ]
     assert main([*argv, "--out", str(tmp_path / "usual")]) == 0
     with jax.default_prng_impl("rbg"):
         assert main([*argv, "--out", str(tmp_path / "other")]) == 0
-    usual, other = ((tmp_path / name / "shards" / "00000.npz").read_bytes() for name in ("usual", "other"))
+    usual, other = (
+        (tmp_path / name / "shards" / "00000.npz").read_bytes()
+        for name in ("usual", "other")
+    )
     assert usual == other

@@ -1,10 +1,11 @@
 """Each room of the house may only become smaller, counted in code.
 
-python tests/repository/test_size.py            # prints the rooms: tokens, what is recorded, the ceiling
-python tests/repository/test_size.py --write    # records what has become smaller
+python tests/repository/test_size.py            # prints the rooms: tokens, what is
+recorded, the ceiling python tests/repository/test_size.py --write    # records what has
+become smaller
 
-A token is a name, a number, a string or a sign. Comments, docstrings, line ends and indentation are free, and
-a long name costs what a short one does.
+A token is a name, a number, a string or a sign. Comments, docstrings, line ends and
+indentation are free, and a long name costs what a short one does.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def tokens_of(code: str) -> int:
         if isinstance(node, documented) and ast.get_docstring(node) is not None:
             docstrings.add((node.body[0].lineno, node.body[0].col_offset))
     found = tokenize.generate_tokens(io.StringIO(code).readline)
-    return sum(token.type not in LAYOUT and token.start not in docstrings for token in found)
+    return sum(
+        token.type not in LAYOUT and token.start not in docstrings for token in found
+    )
 
 
 def words_of(page: str) -> int:
@@ -100,8 +103,8 @@ def sizes() -> dict[str, tuple[int, int]]:
 
 
 def allowed(recorded: int, ceiling: int) -> int:
-    """Returns the largest size that passes: a room is free below its ceiling, and has a little room above
-    what is recorded."""
+    """Returns the largest size that passes: a room is free below its ceiling, and has a
+    little room above what is recorded."""
     return max(ceiling, int(SLACK * recorded))
 
 
@@ -114,14 +117,16 @@ def test_no_room_grows():
         if size > allowed(recorded[name], ceiling)
     ]
     advice = (
-        "delete what nobody needs in the same room; if the growth is worth it, say so in the pull request and"
+        "delete what nobody needs in the same room; if the growth is worth it, say so"
+        " in the pull request and"
         " raise the number in tests/repository/size.json by hand"
     )
     assert not grown, f"{'; '.join(grown)}: {advice}"
 
 
 def test_layout_and_words_are_free():
-    """The same function, written densely and with room, has one size; another argument has another."""
+    """The same function, written densely and with room, has one size; another argument
+    has another."""
     dense = "def f(a, b): return a+b"
     roomy = '''
 def f(a, b):  # two numbers
@@ -137,7 +142,9 @@ def f(a, b):  # two numbers
 
 def test_every_file_of_the_package_is_in_a_room():
     counted = {
-        path.resolve() for places, _ in ROOMS.values() for path in files(places, ROOT / "cspd_jax", "py")
+        path.resolve()
+        for places, _ in ROOMS.values()
+        for path in files(places, ROOT / "cspd_jax", "py")
     }
     package = (ROOT / "cspd_jax").rglob("*.py")
     assert not [path for path in package if path.resolve() not in counted]
@@ -153,7 +160,9 @@ def main() -> None:
     package = sum(now[name][0] for name in ROOMS if name not in OUTSIDE)
     print(f"{'package with converters':42} {package:7}")
     if "--write" in sys.argv:
-        least = {name: min(size, recorded.get(name, size)) for name, (size, _) in now.items()}
+        least = {
+            name: min(size, recorded.get(name, size)) for name, (size, _) in now.items()
+        }
         RECORDED.write_text(json.dumps(least, indent=1) + "\n", encoding="utf-8")
 
 

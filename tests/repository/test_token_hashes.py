@@ -1,7 +1,9 @@
-"""The tokens of every method at fixed keys are those recorded: a change of structure changes none.
+"""The tokens of every method at fixed keys are those recorded: a change of structure
+changes none.
 
-The cases with a MAR network are left to `python tests/token_hashes.py`: MAR's embedding of time is in
-float32, as published, and differs in its last digits from one compiler setting or processor to another.
+The cases with a MAR network are left to `python tests/token_hashes.py`: MAR's embedding
+of time is in float32, as published, and differs in its last digits from one compiler
+setting or processor to another.
 """
 
 import numpy as np
@@ -14,7 +16,9 @@ import token_hashes
     "image: self, groups, guided, prefill",
     "image: draft, paper, Sigma = 1, unaligned, guided",
 )
-@pytest.mark.parametrize("name", [name for name in token_hashes.CASES if "MAR" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in token_hashes.CASES if "MAR" not in name]
+)
 def test_tokens_are_those_recorded(name):
     assert token_hashes.found(name) == token_hashes.recorded()[name]
 

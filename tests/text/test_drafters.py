@@ -1,4 +1,5 @@
-"""What drafters propose: copies found by brute force, and tokens from distributions of an uncached model."""
+"""What drafters propose: copies found by brute force, and tokens from distributions of
+an uncached model."""
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,16 @@ MAX_LEN, MOST = 24, 6
 
 def request(tokens, length, count, **options):
     """Greedy, with no stop ids, unless options say otherwise."""
-    given = {"keys": None, "sampling": Sampling(), "stop_ids": jnp.zeros(0, jnp.int32), "confidence": None}
+    given = {
+        "keys": None,
+        "sampling": Sampling(),
+        "stop_ids": jnp.zeros(0, jnp.int32),
+        "confidence": None,
+    }
     given |= {"max_gamma": MOST, "num_ids": 11, "needs_log_q": False} | options
-    return DraftRequest(*(jnp.asarray(a, jnp.int32) for a in (tokens, length, count)), **given)
+    return DraftRequest(
+        *(jnp.asarray(a, jnp.int32) for a in (tokens, length, count)), **given
+    )
 
 
 def copied(text, longest, shortest, count):
@@ -23,7 +31,10 @@ def copied(text, longest, shortest, count):
     n = len(text)
     for size in range(longest, shortest - 1, -1):
         for start in range(n - size - 1, -1, -1):
-            if np.array_equal(text[start : start + size], text[n - size :]) and size <= n:
+            if (
+                np.array_equal(text[start : start + size], text[n - size :])
+                and size <= n
+            ):
                 out = list(text)
                 for _ in range(min(count, 2**size - 1)):
                     out.append(out[start + size + len(out) - n])
@@ -34,14 +45,20 @@ def copied(text, longest, shortest, count):
 @pytest.mark.quick("1-1")
 @pytest.mark.parametrize("longest, shortest", [(3, 1), (1, 1), (4, 2)])
 def test_prompt_lookup(longest, shortest):
-    """512 texts of 1 to 24 tokens over 2, 3 or 6 ids; what stands after a text must not matter."""
+    """512 texts of 1 to 24 tokens over 2, 3 or 6 ids; what stands after a text must not
+    matter."""
     random = np.random.default_rng(0)
     ids = np.array([2, 3, 6])[np.arange(512) % 3]
     tokens = random.integers(0, ids[:, None], (512, MAX_LEN))
-    length, count = random.integers(1, MAX_LEN + 1, 512), random.integers(0, MOST + 1, 512)
+    length, count = (
+        random.integers(1, MAX_LEN + 1, 512),
+        random.integers(0, MOST + 1, 512),
+    )
     lookup = PromptLookup(longest, shortest)
     assert lookup.begin(None, Prompts(tokens, length), MAX_LEN) is None
-    drafts, _ = jax.jit(lambda *given: lookup.draft(None, None, request(*given)))(tokens, length, count)
+    drafts, _ = jax.jit(lambda *given: lookup.draft(None, None, request(*given)))(
+        tokens, length, count
+    )
     assert drafts.tokens.shape == (512, MOST) and drafts.log_q is None
     without = 0
     for row in range(512):

@@ -1,4 +1,5 @@
-"""exact_bits: texts with drafts are plain decoding's in float32, too, where they would part at near-ties."""
+"""exact_bits: texts with drafts are plain decoding's in float32, too, where they would
+part at near-ties."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ GAMMA, NEW, ROWS = 4, 40, 12
 
 @functools.cache
 def undecided():
-    """A model in float32, wide enough that the number of rows of a product changes its rounding, whose ids
-    3 to 10 are all but equally probable; and one near it."""
-    lm = text_models.model(dtype=jnp.float32, width=512, mlp_width=640, heads=8, head_dim=64)
+    """A model in float32, wide enough that the number of rows of a product changes its
+    rounding, whose ids 3 to 10 are all but equally probable; and one near it."""
+    lm = text_models.model(
+        dtype=jnp.float32, width=512, mlp_width=640, heads=8, head_dim=64
+    )
     params = text_models.params(lm, scale=0.05)
     head = params["head"]["kernel"]
     head[:, 3:] = head[:, 2:3] * (1 + 1e-7 * np.arange(1, head.shape[1] - 2))
@@ -28,18 +31,28 @@ def undecided():
 
 
 def texts(model, exact_bits, drafter, **options):
-    options = text.Options(max_new_tokens=NEW, gamma=GAMMA, exact_bits=exact_bits, **options)
+    options = text.Options(
+        max_new_tokens=NEW, gamma=GAMMA, exact_bits=exact_bits, **options
+    )
     key = jax.random.key(1) if options.temperature else None
-    tokens, info = text.generate(key, model, text_models.prompts(ROWS, 6), drafter, options)
+    tokens, info = text.generate(
+        key, model, text_models.prompts(ROWS, 6), drafter, options
+    )
     return np.asarray(tokens), info
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "rule": "match"}], ids=["greedy", "match"])
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 1.0, "rule": "match"}], ids=["greedy", "match"]
+)
 def test_the_same_texts(how):
     model, draft = undecided()
     head = text_models.head(*model, np.arange(2, 11), seed=0, scale=0.05)
-    for drafter in (text.PromptLookup(), draft, text.draft_from_states(head, model, confidence=0)):
+    for drafter in (
+        text.PromptLookup(),
+        draft,
+        text.draft_from_states(head, model, confidence=0),
+    ):
         drafted, info = texts(model, True, drafter, **how)
         plain, _ = texts(model, True, None, **how)
         chex.assert_trees_all_equal(drafted, plain)

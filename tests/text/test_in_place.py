@@ -1,4 +1,5 @@
-"""Caches are written where they lie: a pass that copies them costs time by how long texts may become."""
+"""Caches are written where they lie: a pass that copies them costs time by how long
+texts may become."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MAX_LEN = 37
 
 
 def copies_in_loops(compiled: str, heads: int, dim: int) -> list[str]:
-    """The lines of a compiled program that copy a cache, but for those before its loops."""
+    """The lines of a compiled program that copy a cache, but for those before its
+    loops."""
     before_the_entry = compiled[: compiled.index("\nENTRY ")]
     shape = rf"\[(\d+,)?{heads},{MAX_LEN},{dim}\]"
     moved = rf"(copy\(|transpose\(|dynamic-update-slice\S*bitcast\S* = \w+{shape})"
@@ -29,10 +31,16 @@ def copies_in_loops(compiled: str, heads: int, dim: int) -> list[str]:
 
 @pytest.mark.parametrize(
     "rows, drafter, packs",
-    [(1, None, True), pytest.param(2, None, True, marks=pytest.mark.slow), (2, text.PromptLookup(), False)],
+    [
+        (1, None, True),
+        pytest.param(2, None, True, marks=pytest.mark.slow),
+        (2, text.PromptLookup(), False),
+    ],
 )
 def test_no_pass_copies_a_cache(rows, drafter, packs):
-    lm = dataclasses.replace(text_models.model(dtype=jnp.float32, depth=2), by_outputs=packs)
+    lm = dataclasses.replace(
+        text_models.model(dtype=jnp.float32, depth=2), by_outputs=packs
+    )
     params = text_models.params(lm)
 
     def run(tokens, lengths):

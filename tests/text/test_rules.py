@@ -1,8 +1,9 @@
-"""The joint distribution of whole texts from speculative sampling, by exact enumeration of a tiny target:
-rules for a chain of drafts and for trees of them, and mistakes that are noticed.
+"""The joint distribution of whole texts from speculative sampling, by exact enumeration
+of a tiny target: rules for a chain of drafts and for trees of them, and mistakes that
+are noticed.
 
-N = 20 000 rows with one prompt, four tokens each: 256 texts, fewer with a stop id. Fixed seeds; the
-false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
+N = 20 000 rows with one prompt, four tokens each: 256 texts, fewer with a stop id.
+Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ TEXTS = np.array(list(itertools.product(range(V), repeat=NEW)))
 
 @functools.cache
 def target():
-    """Padded by one id, which a draft of the same model may draw; no other id of it is missing."""
+    """Padded by one id, which a draft of the same model may draw; no other id of it is
+    missing."""
     lm = text_models.model(V, padding=1, dtype=jnp.float32)
     return lm, text_models.params(lm, seed=3, scale=0.6)
 
@@ -48,7 +50,9 @@ def drafter(kind):
     if kind == "lookup":
         return text.PromptLookup(shortest=1)
     if kind == "head":
-        return text.draft_from_states(text_models.head(lm, params, np.array([3, 0, 2])), (lm, params))
+        return text.draft_from_states(
+            text_models.head(lm, params, np.array([3, 0, 2])), (lm, params)
+        )
     if kind == "fewer ids":
         lm = text_models.model(V - 1, padding=3, dtype=jnp.float32)
         return lm, text_models.params(lm, seed=5, scale=0.6)
@@ -81,12 +85,19 @@ PROMPTS = Prompts(np.tile(PROMPT, (ROWS, 1)), np.full(ROWS, len(PROMPT)))
 
 
 def generate(rule, kind, sampling, widths=None, other=None, **options):
-    """By a drafter of some kind, in trees of these widths if there are any; or by another drafter."""
+    """By a drafter of some kind, in trees of these widths if there are any; or by
+    another drafter."""
     used = drafter(kind) if other is None else other
     if widths:
         used = (text.head_tree if kind == "head" else text.draft_tree)(used, widths)
-    options = {"max_new_tokens": NEW, "gamma": len(widths or "123"), **sampling._asdict()} | options
-    return text.generate(jax.random.key(0), target(), PROMPTS, used, Options(rule=rule, **options))
+    options = {
+        "max_new_tokens": NEW,
+        "gamma": len(widths or "123"),
+        **sampling._asdict(),
+    } | options
+    return text.generate(
+        jax.random.key(0), target(), PROMPTS, used, Options(rule=rule, **options)
+    )
 
 
 def p_value(tokens, sampling, stop=None):
@@ -96,7 +107,13 @@ def p_value(tokens, sampling, stop=None):
 
 
 ADAPTED = {"draft_cost": 0.3}
-MIXED = {"gamma": np.arange(ROWS) % 3 + 1, "max_gamma": 3, "stop_ids": (STOP,), **ADAPTED, "confidence": 0.5}
+MIXED = {
+    "gamma": np.arange(ROWS) % 3 + 1,
+    "max_gamma": 3,
+    "stop_ids": (STOP,),
+    **ADAPTED,
+    "confidence": 0.5,
+}
 
 
 WAYS = {
@@ -126,23 +143,35 @@ def test_texts_have_the_target_s_distribution(way):
 
 
 def clamped_products(keys, length, log_p, drafts):
-    """Products of clamped ratios, each against a uniform of its own; the last success counts."""
+    """Products of clamped ratios, each against a uniform of its own; the last success
+    counts."""
     most = drafts.tokens.shape[1]
-    pick = lambda log_p: jnp.take_along_axis(log_p, drafts.tokens[:, :, None], axis=2)[..., 0]
-    chance = jnp.cumprod(jnp.minimum(1, jnp.exp(pick(log_p[:, :most]) - pick(drafts.log_q))), axis=1)
-    u = jax.vmap(lambda key: uniform(key, (most,)))(round_keys(keys, Purpose.TEST, length))
+    pick = lambda log_p: jnp.take_along_axis(log_p, drafts.tokens[:, :, None], axis=2)[
+        ..., 0
+    ]
+    chance = jnp.cumprod(
+        jnp.minimum(1, jnp.exp(pick(log_p[:, :most]) - pick(drafts.log_q))), axis=1
+    )
+    u = jax.vmap(lambda key: uniform(key, (most,)))(
+        round_keys(keys, Purpose.TEST, length)
+    )
     place = 1 + jnp.arange(most)
-    tau = jnp.max(jnp.where((u <= chance) & (place <= drafts.count[:, None]), place, 0), axis=1)
+    tau = jnp.max(
+        jnp.where((u <= chance) & (place <= drafts.count[:, None]), place, 0), axis=1
+    )
     p = log_p[jnp.arange(len(tau)), tau]
     q = drafts.log_q[jnp.arange(len(tau)), jnp.minimum(tau, most - 1)]
     rest = residual_logits(p, jnp.where((tau < drafts.count)[:, None], q, -jnp.inf))
     rest = jnp.where(jnp.all(rest == -jnp.inf, axis=1, keepdims=True), p, rest)
     noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, p.dtype)
-    return Verdict(tau.astype(jnp.int32), gumbel_max(rest, noise), jnp.zeros(tau.shape, bool))
+    return Verdict(
+        tau.astype(jnp.int32), gumbel_max(rest, noise), jnp.zeros(tau.shape, bool)
+    )
 
 
 def fresh_draw(keys, length, log_p, drafts):
-    """Tested one by one, but a rejected draft is replaced by a draw from p, not from the residual."""
+    """Tested one by one, but a rejected draft is replaced by a draw from p, not from
+    the residual."""
     verdict = RULES["google"](keys, length, log_p, drafts)
     p = log_p[jnp.arange(len(length)), verdict.tau]
     noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, p.dtype)
@@ -157,7 +186,9 @@ def p_and_q_swapped(keys, length, log_p, drafts):
 
 def one_too_many(keys, length, log_p, drafts):
     """The first draft that is rejected is kept, and what follows it is drawn from p."""
-    tau = jnp.minimum(RULES["google"](keys, length, log_p, drafts).tau + 1, drafts.count)
+    tau = jnp.minimum(
+        RULES["google"](keys, length, log_p, drafts).tau + 1, drafts.count
+    )
     noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, log_p.dtype)
     token = gumbel_max(log_p[jnp.arange(len(tau)), tau], noise)
     return Verdict(tau, token, jnp.zeros(tau.shape, bool))
@@ -168,20 +199,28 @@ def residual_of_the_first_draft(keys, length, log_p, drafts):
     rest = residual_logits(log_p[:, 0], drafts.log_q[:, 0])
     noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, log_p.dtype)
     rejected = verdict.tau < drafts.count
-    return verdict._replace(token=jnp.where(rejected, gumbel_max(rest, noise), verdict.token))
+    return verdict._replace(
+        token=jnp.where(rejected, gumbel_max(rest, noise), verdict.token)
+    )
 
 
 def one_number_for_all_tests(keys, length, log_p, drafts):
     with pytest.MonkeyPatch.context() as patch:
-        first = lambda key, shape, dtype: jnp.broadcast_to(uniform(key, (), dtype), shape)
+        first = lambda key, shape, dtype: jnp.broadcast_to(
+            uniform(key, (), dtype), shape
+        )
         patch.setattr(rules, "uniform", first)
         return RULES["google"](keys, length, log_p, drafts)
 
 
 WRONG = (
-    clamped_products, fresh_draw, p_and_q_swapped, one_too_many, residual_of_the_first_draft,
+    clamped_products,
+    fresh_draw,
+    p_and_q_swapped,
+    one_too_many,
+    residual_of_the_first_draft,
     one_number_for_all_tests,
-)  # fmt: skip
+)
 
 
 @pytest.mark.quick("fresh_draw", "one_number_for_all_tests")
@@ -192,7 +231,8 @@ def test_almost_right_rules_are_noticed(rule, monkeypatch):
 
 
 def with_replacement(u, log_p, log_q, drafts):
-    """Tests every draft against the residual of the one before, but with q itself, as if drawn anew."""
+    """Tests every draft against the residual of the one before, but with q itself, as
+    if drawn anew."""
     index, _ = accept_sibling(u[:1], log_p, log_q, drafts[:1])
     for i in range(1, len(drafts)):
         rest = residual_logits(log_p, log_q)
@@ -221,23 +261,30 @@ class Discarding(ModelDrafter):
 
     def draft(self, params, cache, request):
         drafts, cache = super().draft(params, cache, request)
-        probability = jnp.exp(jnp.take_along_axis(drafts.log_q, drafts.tokens[:, :, None], axis=2)[..., 0])
+        probability = jnp.exp(
+            jnp.take_along_axis(drafts.log_q, drafts.tokens[:, :, None], axis=2)[..., 0]
+        )
         position = jnp.arange(request.max_gamma)
         low = (probability < 0.5) & (position < drafts.count[:, None])
         first = jnp.min(jnp.where(low, position, request.max_gamma), axis=1)
-        return drafts._replace(count=jnp.minimum(drafts.count, first.astype(jnp.int32))), cache
+        return drafts._replace(
+            count=jnp.minimum(drafts.count, first.astype(jnp.int32))
+        ), cache
 
 
 @pytest.mark.parametrize("rule", ["google", "block"])
 @pytest.mark.slow
 def test_a_draft_that_is_held_back_biases_the_text(rule):
     network, params = drafter("near")
-    tokens, _ = generate(rule, "near", OPEN, other=Drafting(Discarding(network), params))
+    tokens, _ = generate(
+        rule, "near", OPEN, other=Drafting(Discarding(network), params)
+    )
     assert p_value(tokens, OPEN) <= FALSE_ALARM
 
 
 class Stale(ModelDrafter):
-    """Draws a position with the same noise in every round. Parameters: (those of the model, keys [B])."""
+    """Draws a position with the same noise in every round. Parameters: (those of the
+    model, keys [B])."""
 
     def begin(self, params, prompts, max_len):
         return super().begin(params[0], prompts, max_len)
@@ -249,23 +296,30 @@ class Stale(ModelDrafter):
 
 def test_a_draft_that_is_certain_is_accepted_by_every_number(monkeypatch):
     """The largest is 1, whose logarithm is not below that of a probability of 1."""
-    monkeypatch.setattr(rules, "uniform", lambda key, shape, dtype: jnp.ones(shape, dtype))
+    monkeypatch.setattr(
+        rules, "uniform", lambda key, shape, dtype: jnp.ones(shape, dtype)
+    )
     log_p = jnp.log(jnp.array([[[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]]]))
     drafts = Drafts(jnp.array([[1, 0]]), jnp.array([2]), log_p[:, :2], 0, 0)
-    verdict = jax.jit(RULES["google"])(jax.random.split(jax.random.key(0), 1), jnp.array([4]), log_p, drafts)
+    verdict = jax.jit(RULES["google"])(
+        jax.random.split(jax.random.key(0), 1), jnp.array([4]), log_p, drafts
+    )
     assert verdict.tau == 2 and not verdict.truncated
 
 
 @pytest.mark.slow
 def test_block_verification_needs_fresh_noise_every_round():
-    """What it accepts depends on the drafts that it drops; tests one by one do not look that far.
+    """What it accepts depends on the drafts that it drops; tests one by one do not look
+    that far.
 
     The distribution of the second token, where no token depends on those before it.
     """
     lm, probs = text_models.model(V, dtype=jnp.float32), [0.5, 0.3, 0.15, 0.05]
     model = lm, text_models.with_distribution(lm, probs)
     draft_params = text_models.with_distribution(lm, [0.25] * V)
-    stale = Drafting(Stale(lm), (draft_params, jax.random.split(jax.random.key(1), ROWS)))
+    stale = Drafting(
+        Stale(lm), (draft_params, jax.random.split(jax.random.key(1), ROWS))
+    )
     for rule, right in (("google", True), ("block", False)):
         options = Options(rule=rule, temperature=1.0, gamma=2, max_new_tokens=3)
         tokens, _ = text.generate(jax.random.key(0), model, PROMPTS, stale, options)
@@ -275,10 +329,14 @@ def test_block_verification_needs_fresh_noise_every_round():
 
 @pytest.mark.slow
 def test_a_tree_of_one_child_each_is_the_chain(float64):
-    """The same drafts, accepted as often; and wider ones give the target's text in fewer rounds."""
+    """The same drafts, accepted as often; and wider ones give the target's text in
+    fewer rounds."""
     lm = text_models.model(depth=2)
     params = text_models.params(lm)
-    target, head = (lm, params), text_models.head(lm, params, [9, 3, 5, 1, 7, 2, 10, 0], (0, 1, 2))
+    target, head = (
+        (lm, params),
+        text_models.head(lm, params, [9, 3, 5, 1, 7, 2, 10, 0], (0, 1, 2)),
+    )
     prompts = [[1, 5, 7], [3], [4, 9, 8, 2, 6], [6, 7]]
     chain = text.draft_from_states(head, target, confidence=0)
     options = text.Options(gamma=3, max_new_tokens=24, stop_ids=())
@@ -286,9 +344,13 @@ def test_a_tree_of_one_child_each_is_the_chain(float64):
     of_chain = text.generate(None, target, prompts, chain, options)
     accepted = []
     for widths in ((1, 1, 1), (4, 2, 1)):
-        made = text.generate(None, target, prompts, text.head_tree(chain, widths), options)
+        made = text.generate(
+            None, target, prompts, text.head_tree(chain, widths), options
+        )
         chex.assert_trees_all_equal(made.tokens, plain.tokens)
         accepted.append(made.info.accepted)
-    longer = np.array([len(prompt) > 1 for prompt in prompts])  # a chain drafts nothing after one token
+    longer = np.array(
+        [len(prompt) > 1 for prompt in prompts]
+    )  # a chain drafts nothing after one token
     chex.assert_trees_all_equal(accepted[0][longer], of_chain.info.accepted[longer])
     assert accepted[1].sum() > accepted[0].sum()

@@ -1,4 +1,5 @@
-"""The page of `cspd-jax demo` shows what the library makes, of both ways, and says what each cost."""
+"""The page of `cspd-jax demo` shows what the library makes, of both ways, and says what
+each cost."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from cspd_jax import masked, text
 from cspd_jax.keys import seed_key
 from cspd_jax.tools import demo
 
-OVER_TOKENS, ALONG_CHAINS = "speculation over tokens", "speculation along denoising steps"
+OVER_TOKENS, ALONG_CHAINS = (
+    "speculation over tokens",
+    "speculation along denoising steps",
+)
 BLOCK, MOVES = "block verification", "self-speculation, 4 moves ahead"
 PROMPT, NEW, SEED = "Return a list of", 16, 3
 
@@ -22,13 +26,18 @@ PROMPT, NEW, SEED = "Return a list of", 16, 3
 def models(tmp_path_factory):
     defaults = argparse.ArgumentParser()
     demo.add_flags(defaults)
-    target = tiny.save_mar(tmp_path_factory.mktemp("models") / "target", sampling={"cfg": 2.0})
+    target = tiny.save_mar(
+        tmp_path_factory.mktemp("models") / "target", sampling={"cfg": 2.0}
+    )
     return demo.load(defaults.parse_args(["--target", target]))
 
 
 def turns_of(make, models, *asked):
     """What is shown at each turn: (content, what it cost) of plain and of exact."""
-    turns = [[(content, told), (other, its)] for content, told, other, its in demo.told(make, models, *asked)]
+    turns = [
+        [(content, told), (other, its)]
+        for content, told, other, its in demo.told(make, models, *asked)
+    ]
     assert len(turns) > 3
     return turns
 
@@ -38,25 +47,38 @@ def turns_of(make, models, *asked):
 def test_pictures_are_those_of_generate(models, method):
     turns = turns_of(demo.make_image, models, method, SEED, 2, 1.5)
     ended = [["complete" in told for _, told in turn] for turn in turns]
-    assert method == ALONG_CHAINS or [False, True] in ended  # the exact way is complete first
+    assert (
+        method == ALONG_CHAINS or [False, True] in ended
+    )  # the exact way is complete first
     ways = [(cspd_jax.Plain(), "plain"), demo.image_methods(models.image)[method]]
     for (way, denoise), (picture, told) in zip(ways, turns[-1]):
         options = cspd_jax.Options(cfg=1.5, denoise=denoise, final_noise=True)
-        tokens, info = cspd_jax.generate(seed_key(SEED), models.image, [2], way, options)
+        tokens, info = cspd_jax.generate(
+            seed_key(SEED), models.image, [2], way, options
+        )
         made = cspd_jax.to_images(models.image, tokens)[0].astype(int)
         zoom = len(picture) // len(made)
-        assert np.max(np.abs(picture[::zoom, ::zoom, :1] - made)) <= 1  # another program rounds differently
+        assert (
+            np.max(np.abs(picture[::zoom, ::zoom, :1] - made)) <= 1
+        )  # another program rounds differently
         calls = tuple(int(info.calls[name].sequential) for name in ("backbone", "head"))
-        assert "{} calls of the backbone and {} of the head".format(*calls) in told and "complete" in told
+        assert (
+            "{} calls of the backbone and {} of the head".format(*calls) in told
+            and "complete" in told
+        )
 
 
 @pytest.mark.slow
 def test_texts_are_those_of_generate(models, temperature=0.8):
     turns = turns_of(demo.make_text, models, BLOCK, SEED, PROMPT, NEW, temperature)
     tokenizer, key = models.reads[0], seed_key(SEED)
-    for (drafter, rule), (parts, told) in zip(((None, None), (models.drafter, "block")), turns[-1]):
+    for (drafter, rule), (parts, told) in zip(
+        ((None, None), (models.drafter, "block")), turns[-1]
+    ):
         options = text.Options(max_new_tokens=NEW, temperature=temperature, rule=rule)
-        tokens, info = text.generate(key, models.text, [tokenizer.encode(PROMPT)], drafter, options)
+        tokens, info = text.generate(
+            key, models.text, [tokenizer.encode(PROMPT)], drafter, options
+        )
         written = "".join(part for part, _ in parts)
         assert written == tokenizer.decode(tokens[0, : info.trace.lengths[0]].tolist())
         assert {mark for _, mark in parts} <= {None, *demo.MARKS.values()}
@@ -69,6 +91,11 @@ def test_masked_texts_are_those_of_generate(models):
     first, *_, last = turns_of(demo.make_masked, models, MOVES, SEED, PROMPT, NEW, 0)
     tokenizer, options = models.reads[1], masked.Options(max_new_tokens=NEW)
     for i, method in enumerate((masked.Stepwise(), masked.SelfSpeculation(4))):
-        tokens, info = masked.generate(None, models.masked, [tokenizer.encode(PROMPT)], method, options)
+        tokens, info = masked.generate(
+            None, models.masked, [tokenizer.encode(PROMPT)], method, options
+        )
         assert last[i][0] == [(PROMPT + tokenizer.decode(tokens[0].tolist()), None)]
-        assert f"{NEW} of {NEW} tokens, {info.sequential} passes" in last[i][1] and "·" in first[i][0][0][0]
+        assert (
+            f"{NEW} of {NEW} tokens, {info.sequential} passes" in last[i][1]
+            and "·" in first[i][0][0][0]
+        )

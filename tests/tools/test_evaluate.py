@@ -1,4 +1,5 @@
-"""`cspd-jax evaluate`: sets of images and statistics on disk, and the whole with a narrow random network."""
+"""`cspd-jax evaluate`: sets of images and statistics on disk, and the whole with a
+narrow random network."""
 
 from __future__ import annotations
 
@@ -26,17 +27,28 @@ BATCH = 6
 
 
 def pictures(count: int = COUNT, shift: int = 0, channels: int = 3) -> np.ndarray:
-    smooth = RNG.integers(0, 200, (count, 3, 4, channels)).repeat(4, axis=1).repeat(5, axis=2)
+    smooth = (
+        RNG.integers(0, 200, (count, 3, 4, channels))
+        .repeat(4, axis=1)
+        .repeat(5, axis=2)
+    )
     return (smooth + shift).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The weights of a narrow network, two sets of images, and a folder with one of them as pictures."""
+    """The weights of a narrow network, two sets of images, and a folder with one of
+    them as pictures."""
     folder = tmp_path_factory.mktemp("made")
-    torch_writer.write_old(folder / "weights.pth", inception_random.weights(InceptionConfig(16, 10)))
-    assert main(["convert", str(folder / "weights.pth"), str(folder / "inception")]) == 0
-    np.savez_compressed(folder / "a.npz", arr_0=pictures(), arr_1=np.zeros(COUNT, np.int64))
+    torch_writer.write_old(
+        folder / "weights.pth", inception_random.weights(InceptionConfig(16, 10))
+    )
+    assert (
+        main(["convert", str(folder / "weights.pth"), str(folder / "inception")]) == 0
+    )
+    np.savez_compressed(
+        folder / "a.npz", arr_0=pictures(), arr_1=np.zeros(COUNT, np.int64)
+    )
     images = pictures(OTHERS, 50)
     np.savez(folder / "b.npz", arr_0=images)
     (folder / "b" / "below").mkdir(parents=True)
@@ -47,10 +59,32 @@ def made(tmp_path_factory):
 
 
 def test_a_folder_of_samples(tmp_path):
-    """Shards of three images, read two at a time; also as 0.6 wrote them, with a record beside each."""
+    """Shards of three images, read two at a time; also as 0.6 wrote them, with a record
+    beside each."""
     tiny.save_mar(tmp_path / "model")
-    command = ["sample", "--target", tmp_path / "model", "--n", "7", "--batch", "3", "--num-iter", "2"]
-    assert main([*map(str, command), "--out", str(tmp_path / "set"), "--npz", str(tmp_path / "set.npz")]) == 0
+    command = [
+        "sample",
+        "--target",
+        tmp_path / "model",
+        "--n",
+        "7",
+        "--batch",
+        "3",
+        "--num-iter",
+        "2",
+    ]
+    assert (
+        main(
+            [
+                *map(str, command),
+                "--out",
+                str(tmp_path / "set"),
+                "--npz",
+                str(tmp_path / "set.npz"),
+            ]
+        )
+        == 0
+    )
     for shard in sorted((tmp_path / "set" / "shards").iterdir()):
         arrays = dict(np.load(shard))
         del arrays["truncated"]
@@ -60,7 +94,9 @@ def test_a_folder_of_samples(tmp_path):
     assert (found.count, found.shape) == (same.count, same.shape) == (7, (16, 16, 1))
     batches = list(found.batches(2))
     assert [len(batch) for batch in batches] == [2, 2, 2, 1]
-    chex.assert_trees_all_equal(np.concatenate(batches), np.concatenate(list(same.batches(7))))
+    chex.assert_trees_all_equal(
+        np.concatenate(batches), np.concatenate(list(same.batches(7)))
+    )
     (tmp_path / "set" / "shards" / "00001.npz").unlink()
     with pytest.raises(UserError, match="holds 4 of 7 images"):
         open_images(tmp_path / "set")
@@ -72,12 +108,19 @@ def gaussian(size: int) -> Gaussian:
 
 
 def test_statistics_come_back(tmp_path):
-    path, written = tmp_path / "x.npz", Statistics(gaussian(6), gaussian(5), 17, "abc tf1")
+    path, written = (
+        tmp_path / "x.npz",
+        Statistics(gaussian(6), gaussian(5), 17, "abc tf1"),
+    )
     fid.write_statistics(path, written)
     found, images = fid.open_reference(path)
     assert images is None and (found.images, found.network) == (17, "abc tf1")
-    chex.assert_trees_all_equal((found.pool, found.spatial), (written.pool, written.spatial))
-    np.savez(path, mu=np.zeros(4), sigma=np.eye(4, dtype=np.float32), arr_0=pictures())  # as ADM's batches
+    chex.assert_trees_all_equal(
+        (found.pool, found.spatial), (written.pool, written.spatial)
+    )
+    np.savez(
+        path, mu=np.zeros(4), sigma=np.eye(4, dtype=np.float32), arr_0=pictures()
+    )  # as ADM's batches
     found, images = fid.open_reference(path)
     assert images.count == COUNT and found.images is None and found.spatial is None
 
@@ -88,7 +131,9 @@ def network(made):
 
 
 def evaluate(made, network, against, how="tf1"):
-    return fid.evaluate(open_images(made / "a.npz"), str(against), network, BATCH, how)[0]
+    return fid.evaluate(open_images(made / "a.npz"), str(against), network, BATCH, how)[
+        0
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +143,24 @@ def report(made, network):
 
 def test_figures_are_those_of_their_definitions(made, network, report):
     (pool, spatial, _, _), (other_pool, other_spatial, _, _) = (
-        map(np.concatenate, zip(*features.features(network, open_images(made / name), BATCH)))
+        map(
+            np.concatenate,
+            zip(*features.features(network, open_images(made / name), BATCH)),
+        )
         for name in ("a.npz", "b.npz")
     )
-    for name, ours, theirs in (("frechet", pool, other_pool), ("spatial_frechet", spatial, other_spatial)):
-        assert report[name] == pytest.approx(fid.frechet_distance(ours, theirs), rel=1e-4)
+    for name, ours, theirs in (
+        ("frechet", pool, other_pool),
+        ("spatial_frechet", spatial, other_spatial),
+    ):
+        assert report[name] == pytest.approx(
+            fid.frechet_distance(ours, theirs), rel=1e-4
+        )
     inside = fid.precision_recall(pool, other_pool)
-    assert (report["precision"], report["recall"]) == (inside[0] / COUNT, inside[1] / OTHERS)
+    assert (report["precision"], report["recall"]) == (
+        inside[0] / COUNT,
+        inside[1] / OTHERS,
+    )
     assert report["images"] == COUNT and report["against"]["images"] == OTHERS
     assert "singular" in report["note"]
 
@@ -113,18 +169,35 @@ def test_only_the_published_weights_give_fid(made, network, report):
     pretended = network._replace(sha256=converter.PUBLISHED_SHA256)
     other = evaluate(made, pretended, made / "b.npz")
     assert not network.published and len(network.sha256) == 64 and "fid" not in report
-    assert (other["fid"], other["sfid"]) == (report["frechet"], report["spatial_frechet"])
+    assert (other["fid"], other["sfid"]) == (
+        report["frechet"],
+        report["spatial_frechet"],
+    )
 
 
 @pytest.mark.slow
 def test_the_command_and_its_statistics(made, network, report, tmp_path, capsys):
     """Statistics made of a set stand for it; they know the network that saw it."""
     file, network_folder = tmp_path / "b.npz", str(made / "inception")
-    command = ["evaluate", "--samples", str(made / "b.npz"), "--inception", network_folder]
+    command = [
+        "evaluate",
+        "--samples",
+        str(made / "b.npz"),
+        "--inception",
+        network_folder,
+    ]
     assert main([*command, "--batch", str(BATCH), "--save-statistics", str(file)]) == 0
     capsys.readouterr()
-    command = ["evaluate", "--samples", str(made / "a.npz"), "--inception", network_folder]
-    assert main([*command, "--against", str(file), "--batch", str(BATCH), "--json"]) == 0
+    command = [
+        "evaluate",
+        "--samples",
+        str(made / "a.npz"),
+        "--inception",
+        network_folder,
+    ]
+    assert (
+        main([*command, "--against", str(file), "--batch", str(BATCH), "--json"]) == 0
+    )
     stored = json.loads(capsys.readouterr().out)
     for name in ("frechet", "spatial_frechet"):
         assert stored[name] == pytest.approx(report[name], rel=1e-4)

@@ -1,4 +1,5 @@
-"""FID's mathematics in closed form: the distance, moments, the Inception score, precision and recall."""
+"""FID's mathematics in closed form: the distance, moments, the Inception score,
+precision and recall."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def test_precision_and_recall_by_definition(monkeypatch):
 
     def by_hand(rows, others, k):
         among = np.sort(np.linalg.norm(others[:, None] - others, axis=2), axis=1)[:, k]
-        return int((np.linalg.norm(rows[:, None] - others, axis=2) <= among).any(axis=1).sum())
+        return int(
+            (np.linalg.norm(rows[:, None] - others, axis=2) <= among).any(axis=1).sum()
+        )
 
     for k in (1, 3, 10):
         expected = by_hand(samples, reference, k), by_hand(reference, samples, k)
@@ -37,22 +40,31 @@ def test_precision_and_recall_by_definition(monkeypatch):
 
 
 def test_frechet_distance_of_two_gaussians():
-    """Known means and non-commuting covariances; the error is within five times its observed spread."""
+    """Known means and non-commuting covariances; the error is within five times its
+    observed spread."""
     random = np.random.default_rng(0)
     a = np.array([[1.0, 0.0, 0.0], [0.5, 1.2, 0.0], [-0.3, 0.2, 0.7]])
     b = np.array([[0.6, 0.9, 0.1], [0.0, 0.8, -0.4], [0.0, 0.0, 1.5]])
     shift = np.array([0.7, -0.2, 0.4])
     product = np.linalg.eigvals((a @ a.T) @ (b @ b.T)).real
-    exact = shift @ shift + np.trace(a @ a.T) + np.trace(b @ b.T) - 2 * np.sqrt(product).sum()
+    exact = (
+        shift @ shift
+        + np.trace(a @ a.T)
+        + np.trace(b @ b.T)
+        - 2 * np.sqrt(product).sum()
+    )
     found = [
         fid.frechet_distance(
-            random.standard_normal((4000, 3)) @ a.T, random.standard_normal((4000, 3)) @ b.T + shift
+            random.standard_normal((4000, 3)) @ a.T,
+            random.standard_normal((4000, 3)) @ b.T + shift,
         )
         for _ in range(10)
     ]
     spread = np.std(found, ddof=1) / np.sqrt(10)
     assert abs(np.mean(found) - exact) < 5 * spread < 0.1 * exact
     plain_difference = shift @ shift + np.square(np.linalg.norm(a @ a.T - b @ b.T))
-    assert abs(np.mean(found) - plain_difference) > 20 * spread  # negative control: another formula
+    assert (
+        abs(np.mean(found) - plain_difference) > 20 * spread
+    )  # negative control: another formula
     same = random.standard_normal((50, 3)).astype(np.float32)
     assert abs(fid.frechet_distance(same, same)) < 1e-9

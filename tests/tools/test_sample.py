@@ -1,4 +1,5 @@
-"""Many images in a folder: the same ones whatever happened meanwhile, and refused where they are not."""
+"""Many images in a folder: the same ones whatever happened meanwhile, and refused where
+they are not."""
 
 import chex
 import jax
@@ -26,7 +27,13 @@ def target(tmp_path_factory):
 @pytest.fixture(scope="module")
 def asked(target):
     model = cspd_jax.load(target)
-    return Request(jax.random.key(0), model, np.arange(10) % 5, Plain(), resolve(model, options=OPTIONS))
+    return Request(
+        jax.random.key(0),
+        model,
+        np.arange(10) % 5,
+        Plain(),
+        resolve(model, options=OPTIONS),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,9 @@ def whole(target, tmp_path_factory):
 
 
 def command(target, out, *more):
-    return cli.main([str(a) for a in ("sample", "--target", target, *FLAGS, "--out", out, *more)])
+    return cli.main(
+        [str(a) for a in ("sample", "--target", target, *FLAGS, "--out", out, *more)]
+    )
 
 
 def joined(path, name):
@@ -56,7 +65,11 @@ def test_the_images_are_those_of_generate(whole, asked):
     chex.assert_trees_all_equal(
         joined(whole, "arr_0"), cspd_jax.to_images(asked.model, joined(whole, "tokens"))
     )
-    assert joined(whole, "finite").all() and list(shards_in(whole)) == ["00000.npz", "00001.npz", "00002.npz"]
+    assert joined(whole, "finite").all() and list(shards_in(whole)) == [
+        "00000.npz",
+        "00001.npz",
+        "00002.npz",
+    ]
 
 
 def test_interruption_and_continuation(whole, asked, target, tmp_path, monkeypatch):
@@ -78,10 +91,22 @@ def test_interruption_and_continuation(whole, asked, target, tmp_path, monkeypat
 
 
 def test_two_processes_share_the_work(whole, target, tmp_path, capsys):
-    assert command(target, tmp_path, "--process", "0/2", "--npz", tmp_path / "all.npz") == 0
-    assert list(shards_in(tmp_path)) == ["00000.npz", "00002.npz"] and not (tmp_path / "all.npz").exists()
-    assert "6 of 10 images are there; other processes make the rest" in capsys.readouterr().err
-    assert command(target, tmp_path, "--process", "1/2", "--npz", tmp_path / "all.npz") == 0
+    assert (
+        command(target, tmp_path, "--process", "0/2", "--npz", tmp_path / "all.npz")
+        == 0
+    )
+    assert (
+        list(shards_in(tmp_path)) == ["00000.npz", "00002.npz"]
+        and not (tmp_path / "all.npz").exists()
+    )
+    assert (
+        "6 of 10 images are there; other processes make the rest"
+        in capsys.readouterr().err
+    )
+    assert (
+        command(target, tmp_path, "--process", "1/2", "--npz", tmp_path / "all.npz")
+        == 0
+    )
     assert shards_in(tmp_path) == shards_in(whole)
     assert (tmp_path / "all.npz").read_bytes() == (whole / "all.npz").read_bytes()
 
@@ -96,7 +121,11 @@ def test_other_samples_are_refused(whole, target, tmp_path, capsys):
     ):
         assert command(target, whole, *more) == 2
         sentence = capsys.readouterr().err
-        assert told in sentence and "holds other samples" in sentence and shards_in(whole) == before
+        assert (
+            told in sentence
+            and "holds other samples" in sentence
+            and shards_in(whole) == before
+        )
     (tmp_path / "thesis.tex").touch()
     assert command(target, tmp_path) == 2
     assert "is not empty and holds no samples" in capsys.readouterr().err
@@ -107,7 +136,9 @@ def test_latents_need_an_autoencoder(tmp_path, capsys):
     target = tiny.save_mar(tmp_path / "latents", tiny.LATENTS, names=None)
     assert command(target, tmp_path / "a") == 2
     assert "makes latents; name the autoencoder" in capsys.readouterr().err
-    assert command(target, tmp_path / "b", "--vae", tiny.save_kl16(tmp_path / "vae")) == 0
+    assert (
+        command(target, tmp_path / "b", "--vae", tiny.save_kl16(tmp_path / "vae")) == 0
+    )
     assert joined(tmp_path / "b", "arr_0").shape == (10, 8, 8, 3)
 
 
@@ -117,8 +148,19 @@ def test_many_go_on_from_a_folder_of_pictures(target, tmp_path):
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     for i in range(2):
-        Image.fromarray(np.full((16, 16), 60 * (i + 1), np.uint8)).save(pictures / f"{i}.png")
-    argv = ("--image", pictures, "--keep", "left-half", "--method", "self", "--gamma", 2)
+        Image.fromarray(np.full((16, 16), 60 * (i + 1), np.uint8)).save(
+            pictures / f"{i}.png"
+        )
+    argv = (
+        "--image",
+        pictures,
+        "--keep",
+        "left-half",
+        "--method",
+        "self",
+        "--gamma",
+        2,
+    )
     assert command(target, tmp_path / "out", *argv) == 0
     images = joined(tmp_path / "out", "arr_0")[..., 0]
     assert (images[::2, :, :8] == 60).all() and (images[1::2, :, :8] == 120).all()

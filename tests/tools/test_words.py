@@ -1,4 +1,5 @@
-"""Pictures of words are read as what was written, and tests of their words see what is wrong with them."""
+"""Pictures of words are read as what was written, and tests of their words see what is
+wrong with them."""
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ LABELS = np.arange(200) % 2
 
 @pytest.fixture(scope="module")
 def reader():
-    settings = ClassifierConfig(steps=240, batch=256, learning_rate=1e-2, width=8, features=32)
+    settings = ClassifierConfig(
+        steps=240, batch=256, learning_rate=1e-2, width=8, features=32
+    )
     return measures.make_reader(DATA, settings)
 
 
@@ -25,7 +28,9 @@ def test_the_reader_reads_what_is_written(reader):
     reading = reader(as_bytes(batch.images), batch.labels)
     assert 1 - reading.right.mean() <= 0.002
     topic = DATA.topics[batch.labels[0]]
-    assert [words(topic)[i] for i in reading.words[0]] == [line.strip() for line in reading.text[0]]
+    assert [words(topic)[i] for i in reading.words[0]] == [
+        line.strip() for line in reading.text[0]
+    ]
     # Of the other topic no word is right.
     assert not reader(as_bytes(batch.images), 1 - batch.labels).right.any()
 
@@ -53,6 +58,7 @@ def test_misspelt_words_are_refuted():
     for seed in (1, 2, 3):
         assert measures.as_often_right(first, drawn(seed, 0.01), LABELS) > FALSE_ALARM
     assert measures.as_often_right(first, drawn(1, 0.05), LABELS) <= FALSE_ALARM
-    # Words that come in pairs are no more frequent, and pictures are permuted as a whole.
+    # Words that come in pairs are no more frequent, and pictures are permuted as a
+    # whole.
     pairs = np.repeat(drawn(4, 0.01)[:, :4], 2, axis=1)
     assert measures.as_often_right(first, pairs, LABELS) > FALSE_ALARM

@@ -1,4 +1,5 @@
-"""Data sets: batches are functions of their number, splits are disjoint, folders are read as classes."""
+"""Data sets: batches are functions of their number, splits are disjoint, folders are
+read as classes."""
 
 import chex
 import numpy as np
@@ -44,7 +45,9 @@ def test_a_batch_depends_on_seed_split_and_index_only(source):
     assert not same(first, source.batch(4, 16, seed=1))
     assert not same(first, source.batch(3, 16, seed=2))
     assert not same(first, source.batch(3, 16, seed=1, split="held-out"))
-    assert first.images.shape == (16, *source.shape) and first.images.dtype == np.float32
+    assert (
+        first.images.shape == (16, *source.shape) and first.images.dtype == np.float32
+    )
     assert first.images.min() >= -1 and first.images.max() <= 1
     assert set(first.labels) <= set(range(len(source.class_names)))
 
@@ -52,7 +55,9 @@ def test_a_batch_depends_on_seed_split_and_index_only(source):
 def test_finite_splits_are_disjoint(tmp_path):
     fill(tmp_path, {"a": 10, "b": 10})
     data = Folder(str(tmp_path), size=8, held_out=4)
-    images = lambda split: {image.tobytes() for image in data.batch(0, 20, split=split).images}
+    images = lambda split: {
+        image.tobytes() for image in data.batch(0, 20, split=split).images
+    }
     train, held_out = images("train"), images("held-out")
     assert train and held_out and not train & held_out
 
@@ -68,7 +73,9 @@ def test_contents_are_what_the_pictures_show():
     data = Words()
     images, _, shows = data.batch(3, 4, seed=1)
     ink = to_cells(images).max(axis=(1, 2, 3)) > 0
-    assert shows.shape == (4, 64) and np.array_equal(ink, shows.ravel() != data.letters.index(" "))
+    assert shows.shape == (4, 64) and np.array_equal(
+        ink, shows.ravel() != data.letters.index(" ")
+    )
 
 
 def test_classes_are_folders_and_damaged_files_are_left_out(tmp_path, capsys):
@@ -78,7 +85,14 @@ def test_classes_are_folders_and_damaged_files_are_left_out(tmp_path, capsys):
     whole = (tmp_path / "10" / "001.png").read_bytes()
     (tmp_path / "9" / "cut.png").write_bytes(whole[: len(whole) // 2])
     names, files = list_images(str(tmp_path))
-    assert names == ("9", "10", "100") and [label for _, label in files] == [0, 0, 0, 1, 1, 2]
+    assert names == ("9", "10", "100") and [label for _, label in files] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
     folder = Folder(str(tmp_path), size=16, held_out=0)
     assert sorted(folder.batch(0, 4).labels) == [0, 1, 1, 2]
     assert capsys.readouterr().err.count("is left out") == 2
@@ -88,7 +102,11 @@ def test_classes_are_folders_and_damaged_files_are_left_out(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "mode, size, found",
-    [("RGB", (40, 33), (32, 3, 4)), ("L", (20, 20), (20, 1, 4)), ("P", (300, 200), (64, 3, 8))],
+    [
+        ("RGB", (40, 33), (32, 3, 4)),
+        ("L", (20, 20), (20, 1, 4)),
+        ("P", (300, 200), (64, 3, 8)),
+    ],
 )
 def test_a_preset_takes_its_sizes_from_the_pictures(tmp_path, mode, size, found):
     for i in range(2):

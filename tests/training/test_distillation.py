@@ -1,4 +1,5 @@
-"""Distillation: the draft approaches the target's path distribution, and acceptance is measured right."""
+"""Distillation: the draft approaches the target's path distribution, and acceptance is
+measured right."""
 
 import dataclasses
 import functools
@@ -20,10 +21,13 @@ MODEL = MARModel(TINY.model)
 
 
 def shaken(seed, scale=0.3):
-    """Fresh parameters with noise on top: MAR's initial head is zero, and all fresh models alike."""
+    """Fresh parameters with noise on top: MAR's initial head is zero, and all fresh
+    models alike."""
     params = jax.jit(init_params, static_argnums=0)(TINY.model, jax.random.key(seed))
     random = np.random.default_rng(seed + 1)
-    return jax.tree.map(lambda p: p + 0.3 * scale * random.standard_normal(p.shape, np.float32), params)
+    return jax.tree.map(
+        lambda p: p + 0.3 * scale * random.standard_normal(p.shape, np.float32), params
+    )
 
 
 target = functools.cache(lambda: shaken(0))
@@ -33,13 +37,17 @@ target = functools.cache(lambda: shaken(0))
 def test_the_target_accepts_itself():
     """But for rounding; and another model less often."""
     model = ImageModel("target", MODEL, target())
-    itself, another = (distillation.measure(model, TINY, own)["acceptance"] for own in (target(), shaken(7)))
+    itself, another = (
+        distillation.measure(model, TINY, own)["acceptance"]
+        for own in (target(), shaken(7))
+    )
     assert itself > 0.95 and another < 0.8
 
 
 @pytest.mark.slow
 def test_distilling_brings_the_draft_closer():
-    """The loss on fresh batches falls to less than a third; without learning it does not."""
+    """The loss on fresh batches falls to less than a third; without learning it does
+    not."""
     learning = distillation.learning(RUN, (MODEL, target()))
     state, fresh = init_state(RUN), init_state(RUN)
 
@@ -53,11 +61,21 @@ def test_distilling_brings_the_draft_closer():
         found.append(of_step)
     first, last = np.mean(found[:5]), np.mean(found[-20:])
     assert last < first / 3
-    idle = [divergence(jax.tree.map(jnp.copy, fresh), step)[1] for step in range(RUN.steps - 20, RUN.steps)]
+    idle = [
+        divergence(jax.tree.map(jnp.copy, fresh), step)[1]
+        for step in range(RUN.steps - 20, RUN.steps)
+    ]
     assert np.mean(idle) > first / 2
 
 
 def test_a_draft_without_beginning_learns_the_data_first():
-    before, then = (Learning(lambda step: step, lambda *_, told=told: told) for told in ("data", "target"))
+    before, then = (
+        Learning(lambda step: step, lambda *_, told=told: told)
+        for told in ("data", "target")
+    )
     learning = data_first(RUN, before, then)
-    assert [learning.step(number, None, None) for number in (0, 74, 75)] == ["data", "data", "target"]
+    assert [learning.step(number, None, None) for number in (0, 74, 75)] == [
+        "data",
+        "data",
+        "target",
+    ]

@@ -1,4 +1,5 @@
-"""Heads that draft from their target's states: the answers they learn from, what a turn is, the command."""
+"""Heads that draft from their target's states: the answers they learn from, what a turn
+is, the command."""
 
 import dataclasses
 import functools
@@ -39,7 +40,8 @@ def answers(tmp_path_factory):
 
 
 def test_answers_are_the_targets(answers):
-    """Greedy rows are what `generate` makes, and what is kept gives the target's logits."""
+    """Greedy rows are what `generate` makes, and what is kept gives the target's
+    logits."""
     made = answers
 
     @jax.jit
@@ -52,13 +54,18 @@ def test_answers_are_the_targets(answers):
     logits, entering, kept = known(np.maximum(made.tokens, 0))
     there = made.tokens >= 0
     chex.assert_trees_all_close(kept[there], logits[there], atol=0.05)  # bfloat16
-    chex.assert_trees_all_close(made.states[there].astype(np.float32), entering[there], rtol=0.01, atol=0.01)
+    chex.assert_trees_all_close(
+        made.states[there].astype(np.float32), entering[there], rtol=0.01, atol=0.01
+    )
     total = np.log(np.exp(np.asarray(logits, np.float64)).sum(axis=-1))
     asked = there & (np.arange(LENGTH) >= made.given[:, None] - 1)
     chex.assert_trees_all_close(total[asked], made.total[asked], atol=1e-4)
     how = text.Options(max_new_tokens=LENGTH - 3)
     tokens, info = text.generate(None, (TARGET, params()), PROMPTS, options=how)
-    greedy = {tuple(row[:n].tolist()) for row, n in zip(np.asarray(tokens), info.trace.lengths)}
+    greedy = {
+        tuple(row[:n].tolist())
+        for row, n in zip(np.asarray(tokens), info.trace.lengths)
+    }
     rows = [tuple(row[row >= 0].tolist()) for row in made.tokens]
     assert sum(row in greedy for row in rows) == 64 and len(set(rows)) > 80
     assert any(2 in row for row in rows)  # some end
@@ -67,7 +74,11 @@ def test_answers_are_the_targets(answers):
 def learner(**changed):
     config = presets.preset("text-states")
     return dataclasses.replace(
-        config, model=head_config(TARGET.config, OWN), data=Texts(LENGTH), dtype="float32", **changed
+        config,
+        model=head_config(TARGET.config, OWN),
+        data=Texts(LENGTH),
+        dtype="float32",
+        **changed,
     )
 
 
@@ -80,12 +91,14 @@ def begun():
 
 
 def test_a_turn_is_a_draft_after_right_drafts(answers):
-    """What turn k says at place i is what a drafter says that was given states up to place i - k and drafted
-    the k tokens that are there."""
+    """What turn k says at place i is what a drafter says that was given states up to
+    place i - k and drafted the k tokens that are there."""
     network, own, given = begun()
     rows, count = answers.rows(slice(2)), 3
     learned = {name: part for name, part in own.items() if name != "ids"}
-    by_turns = np.asarray(jax.jit(lambda: states.turns(network, learned, given, rows, count))())
+    by_turns = np.asarray(
+        jax.jit(lambda: states.turns(network, learned, given, rows, count))()
+    )
     whole = {**own, "embedding": given.embedding}
     following = jnp.maximum(jnp.roll(rows.tokens, -1, axis=1), 0)
     joined = network.joined(whole, rows.states.astype(jnp.float32))
@@ -93,7 +106,10 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
     @jax.jit
     def drafted(known):
         """Logits [count, B, V] with states up to place `known`."""
-        cache, at = network.empty_cache(2, LENGTH), jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
+        cache, at = (
+            network.empty_cache(2, LENGTH),
+            jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH)),
+        )
         at = jnp.where(at <= known, at, LENGTH)
         state, cache = network.apply(whole, following, joined, at, cache)
         found, state = [network.logits(whole, state[:, known])], state[:, known]
@@ -106,7 +122,9 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
 
     for known in (0, 4, 11):
         for k, logits in enumerate(np.asarray(drafted(known))):
-            chex.assert_trees_all_close(by_turns[k][:, known + k], logits, rtol=2e-4, atol=2e-4)
+            chex.assert_trees_all_close(
+                by_turns[k][:, known + k], logits, rtol=2e-4, atol=2e-4
+            )
     assert np.abs(by_turns[0][:, 5] - by_turns[1][:, 5]).max() > 0.1
 
 
@@ -118,9 +136,13 @@ def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     # Place i is about the token at i + 2, which the target's logits at i + 1 are about.
     whole = expected[:, 1:][..., own["ids"]]
-    chex.assert_trees_all_close(log_p[:, :-1][there[:, :-1]], whole[there[:, :-1]], atol=0.1)
+    chex.assert_trees_all_close(
+        log_p[:, :-1][there[:, :-1]], whole[there[:, :-1]], atol=0.1
+    )
     for row, tokens in zip(there, rows.tokens):
-        places = [i for i in range(LENGTH) if 3 <= i + 2 < LENGTH and tokens[i + 2] >= 0]
+        places = [
+            i for i in range(LENGTH) if 3 <= i + 2 < LENGTH and tokens[i + 2] >= 0
+        ]
         assert np.flatnonzero(row).tolist() == places
 
 
@@ -145,27 +167,48 @@ def test_prompts_are_put_into_the_chat_template(target, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     for around in ("", "w1 $A", "$A w2", "w1 $A w2"):
         (tmp_path / "tokenizer.json").write_text(tokenizer(around))
-        assert prompt_ids(dataclasses.replace(model, folder=tmp_path), ["w7 w8"]) == [[1, 7, 8, 5]]
+        assert prompt_ids(dataclasses.replace(model, folder=tmp_path), ["w7 w8"]) == [
+            [1, 7, 8, 5]
+        ]
 
 
 @pytest.mark.slow
 def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
-    """A run that was stopped ends like one that was not; its head drafts for the target, and greedy text is
-    that of plain decoding."""
+    """A run that was stopped ends like one that was not; its head drafts for the
+    target, and greedy text is that of plain decoding."""
     config = learner(steps=12, warmup=2, decay=10, log_every=1, checkpoint_every=6)
     monkeypatch.setitem(presets.PRESETS, "text-states", config)
-    flags = ["--states", "--target", str(target), "--ids", str(OWN), "--prompts", str(prompts)]
+    flags = [
+        "--states",
+        "--target",
+        str(target),
+        "--ids",
+        str(OWN),
+        "--prompts",
+        str(prompts),
+    ]
     flags += ["--samples", "64", "--json"]
     first, second = tmp_path / "first", tmp_path / "second"
     assert main(["distill", *flags, "--out", str(first)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert 0 < report["acceptance"] < 1 and 0 < report["coverage"] <= 1
-    shutil.copytree(first, second, ignore=shutil.ignore_patterns("model", "12"))  # as if it had been stopped
+    shutil.copytree(
+        first, second, ignore=shutil.ignore_patterns("model", "12")
+    )  # as if it had been stopped
     assert main(["distill", *flags, "--out", str(second)]) == 0
     a, b = (weights.load(out / "model").params for out in (first, second))
     chex.assert_trees_all_equal(a, b)
     capsys.readouterr()
-    asked = ["text", "--target", str(target), "--draft", report["model"], "--prompt", "w1 w9", "--compare"]
+    asked = [
+        "text",
+        "--target",
+        str(target),
+        "--draft",
+        report["model"],
+        "--prompt",
+        "w1 w9",
+        "--compare",
+    ]
     assert main([*asked, "--new-tokens", "16", "--no-stop", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["compared_to_plain"]["identical_rows"] == 1

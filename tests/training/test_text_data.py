@@ -33,17 +33,23 @@ def test_passages_of_the_modules_in_their_order(tmp_path):
     (tmp_path / "a" / "test").mkdir(parents=True)
     (tmp_path / "encodings").mkdir()
     for name in ("b", "a/c", "a/test/t", "encodings/x", "_sysconfigdata__linux"):
-        (tmp_path / f"{name}.py").write_text(f'"""A docstring that is long enough, of {name}."""')
+        (tmp_path / f"{name}.py").write_text(
+            f'"""A docstring that is long enough, of {name}."""'
+        )
     (tmp_path / "z.py").write_text('"""A docstring that is  long\nenough, of b."""')
     (tmp_path / "broken.py").write_text("def f(:")
     (tmp_path / "m.py").write_text(SOURCE)
     found = {document.module: document.text for document in corpus.documents(tmp_path)}
-    assert list(found) == ["a.c", "b", "m"] and found["b"] == "A docstring that is long enough, of b."
+    assert (
+        list(found) == ["a.c", "b", "m"]
+        and found["b"] == "A docstring that is long enough, of b."
+    )
     assert corpus.passages(tmp_path / "m.py") == list(PASSAGES)
 
 
 CORPUS = tuple(
-    Document(name, f"The text of {name}, né {i}.") for i, name in enumerate(["tempfile", "b", "c", "d"])
+    Document(name, f"The text of {name}, né {i}.")
+    for i, name in enumerate(["tempfile", "b", "c", "d"])
 )
 
 
@@ -56,6 +62,8 @@ def test_streams_and_windows(monkeypatch):
     assert (stream == END_OF_TEXT).sum() == 4 and stream[0] == stream[-1] == END_OF_TEXT
     rows = np.concatenate([texts.batch(i, 50) for i in range(20)])
     windows = np.lib.stride_tricks.sliding_window_view(stream, 8)
-    assert rows.dtype == np.int32 and {tuple(r) for r in rows} == {tuple(w) for w in windows}
+    assert rows.dtype == np.int32 and {tuple(r) for r in rows} == {
+        tuple(w) for w in windows
+    }
     chex.assert_trees_all_equal(texts.batch(3, 50), rows[150:200])
     assert not np.array_equal(texts.batch(3, 50, seed=1), rows[150:200])

@@ -1,4 +1,5 @@
-"""Training of language models: objectives by enumeration, held-out bits in closed form, exact resumption."""
+"""Training of language models: objectives by enumeration, held-out bits in closed form,
+exact resumption."""
 
 import dataclasses
 import itertools
@@ -26,8 +27,17 @@ from cspd_jax.training.text import objective
 from cspd_jax.training.text.objective import cross_entropy, mask_rates, masked_view
 from cspd_jax.training.text.rows import PROMPT, continuations
 
-CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 40}") for name in ("tempfile", "b", "c"))
-SIZES = {"width": 8, "depth": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "mlp_width": 8}
+CORPUS = tuple(
+    Document(name, f"{name}: {'abcab ' * 40}") for name in ("tempfile", "b", "c")
+)
+SIZES = {
+    "width": 8,
+    "depth": 1,
+    "heads": 1,
+    "kv_heads": 1,
+    "head_dim": 8,
+    "mlp_width": 8,
+}
 TINY = RunConfig(
     model=dataclasses.replace(presets.preset("text-target").model, **SIZES),
     data=Texts(16),
@@ -40,7 +50,10 @@ TINY = RunConfig(
     checkpoint_every=40,
 )
 MASKED = dataclasses.replace(
-    TINY, model=dataclasses.replace(presets.preset("masked-text").model, **SIZES, max_positions=1024)
+    TINY,
+    model=dataclasses.replace(
+        presets.preset("masked-text").model, **SIZES, max_positions=1024
+    ),
 )
 TEXTS = TINY.data
 
@@ -61,7 +74,8 @@ def trained(config, out, target=None):
 
 
 def unigram(lm, seed=0):
-    """Parameters that ignore the context (all layers 0, an embedding of ones), and log p of every id."""
+    """Parameters that ignore the context (all layers 0, an embedding of ones), and log
+    p of every id."""
     tree = jax.tree.map(lambda s: jnp.zeros(s.shape), abstract_params(lm.config))
     head = jax.random.normal(jax.random.key(seed), tree["head"]["kernel"].shape)
     tree["embed"]["embedding"] += 1.0
@@ -76,27 +90,35 @@ def untied(config):
 
 @pytest.mark.parametrize("config", [TINY, MASKED], ids=["causal", "masked"])
 def test_bits_of_a_known_model(config, monkeypatch):
-    """A model that ignores its context: the mean of -log2 p, whatever the rows and masks."""
+    """A model that ignores its context: the mean of -log2 p, whatever the rows and
+    masks."""
     lm = untied(config)
     params, logs = unigram(lm)
     stream = np.tile(TEXTS.streams["train"], 200)[: 16 * 16 * 200]
     monkeypatch.setitem(TEXTS.streams, "held-out", stream)
     wanted = -logs[stream].mean() / math.log(2)
     found = objective.measure(TEXTS, lm, params)["held_out_bits_per_byte"]
-    assert found == pytest.approx(wanted, rel=0.04)  # 4 standard deviations of the masks
+    assert found == pytest.approx(
+        wanted, rel=0.04
+    )  # 4 standard deviations of the masks
 
 
 def test_masked_objective_against_enumeration():
-    """Its mean over masks is the integral over t of the sum over all masks, for a row of three ids."""
+    """Its mean over masks is the integral over t of the sum over all masks, for a row
+    of three ids."""
     lm = text_models.model(dtype=jnp.float32, causal=False, mask_ids=(10,))
     params = text_models.params(lm, scale=0.5)
     row = np.array([3, 1, 4])
     masks = np.array(list(itertools.product([0, 1], repeat=3)))
-    logs = np.asarray(jax.nn.log_softmax(lm.forward(params, jnp.where(masks, 10, row))), np.float64)
+    logs = np.asarray(
+        jax.nn.log_softmax(lm.forward(params, jnp.where(masks, 10, row))), np.float64
+    )
     of_mask = -(masks * logs[:, range(3), row]).sum(axis=1)
     k = masks.sum(axis=1)
     # int_0^1 t^(k - 1) (1 - t)^(3 - k) dt = B(k, 4 - k)
-    beta = np.array([math.gamma(n) * math.gamma(4 - n) / math.gamma(4) if n else 0.0 for n in k])
+    beta = np.array(
+        [math.gamma(n) * math.gamma(4 - n) / math.gamma(4) if n else 0.0 for n in k]
+    )
     exact = (beta * of_mask).sum() / 3 / math.log(2)
 
     def one(key):
@@ -105,19 +127,29 @@ def test_masked_objective_against_enumeration():
         view = masked_view(rows, mask_rates(rates, 64), hide, 10)
         return cross_entropy(view, lm.forward(params, view.seen))
 
-    losses = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 400)), np.float64)
+    losses = np.asarray(
+        jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 400)), np.float64
+    )
     error = losses.std() / math.sqrt(len(losses))
     assert abs(losses.mean() - exact) < 4.5 * error < 0.05 * exact
     unweighted = (
-        np.array([math.gamma(n + 1) * math.gamma(4 - n) / math.gamma(5) for n in k]) * of_mask
+        np.array([math.gamma(n + 1) * math.gamma(4 - n) / math.gamma(5) for n in k])
+        * of_mask
     ).sum()
-    assert abs(unweighted / 3 / math.log(2) - exact) > 10 * error  # negative control: without the 1/t
+    assert (
+        abs(unweighted / 3 / math.log(2) - exact) > 10 * error
+    )  # negative control: without the 1/t
 
 
 @pytest.mark.parametrize("config", [TINY, MASKED], ids=["causal", "masked"])
 def test_the_objective_is_learnt(config, tmp_path):
-    before, after = init(config.model, jax.random.key(0)), trained(config, tmp_path).params
-    bits = lambda params: objective.measure(TEXTS, LM(config.model), params)["held_out_bits_per_byte"]
+    before, after = (
+        init(config.model, jax.random.key(0)),
+        trained(config, tmp_path).params,
+    )
+    bits = lambda params: objective.measure(TEXTS, LM(config.model), params)[
+        "held_out_bits_per_byte"
+    ]
     assert bits(after) < bits(before) - 2
 
 
@@ -128,19 +160,27 @@ def target(seed=3, config=TINY):
 
 @pytest.mark.parametrize("config", [pytest.param(TINY, marks=pytest.mark.slow), MASKED])
 def test_distilling_brings_the_draft_closer(tmp_path, config, monkeypatch):
-    monkeypatch.setitem(TEXTS.streams, "held-out", np.tile(TEXTS.streams["held-out"], 20))
+    monkeypatch.setitem(
+        TEXTS.streams, "held-out", np.tile(TEXTS.streams["held-out"], 20)
+    )
     lm, params = target(config=config)
     before = init(config.model, jax.random.key(0))
     state = trained(config, tmp_path, target=(lm, params))
     measure = lambda own: objective.measure(TEXTS, lm, own, lm, params)
     first, last, itself = (measure(own) for own in (before, state.params, params))
-    assert last["divergence"] < first["divergence"] / 2 and last["acceptance"] > first["acceptance"] + 0.1
+    assert (
+        last["divergence"] < first["divergence"] / 2
+        and last["acceptance"] > first["acceptance"] + 0.1
+    )
     itself.pop("held_out_bits_per_byte")
-    assert itself == pytest.approx({"acceptance": 1, "greedy": 1, "divergence": 0}, abs=1e-4)
+    assert itself == pytest.approx(
+        {"acceptance": 1, "greedy": 1, "divergence": 0}, abs=1e-4
+    )
 
 
 def test_rows_of_the_target_itself(tmp_path):
-    """They begin as the data does, follow the target's distribution, and are made once."""
+    """They begin as the data does, follow the target's distribution, and are made
+    once."""
     texts, lm = Texts(PROMPT + 32), untied(TINY)
     params, logs = unigram(lm)
     path = tmp_path / "samples.npz"
@@ -158,16 +198,21 @@ def test_rows_of_the_target_itself(tmp_path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_masked_model_begins_with_a_causal_one(tied):
-    """A text of one token looks the same to both, so the old ids have the same logits there."""
+    """A text of one token looks the same to both, so the old ids have the same logits
+    there."""
     causal = dataclasses.replace(TINY.model, tie_embeddings=tied)
     masked = dataclasses.replace(MASKED.model, tie_embeddings=tied, max_positions=99)
     model = models.TextModel("x", LM(causal), init(causal, jax.random.key(1)), {})
     params = initial_params(model, masked)
-    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, abstract_params(masked))
+    assert jax.tree.map(np.shape, params) == jax.tree.map(
+        np.shape, abstract_params(masked)
+    )
     tokens = np.array([[7], [END_OF_TEXT]])
     logits = LM(masked).forward(params, tokens)
     chex.assert_trees_all_close(
-        logits[..., : causal.vocab_size], model.network.forward(model.params, tokens), atol=1e-6
+        logits[..., : causal.vocab_size],
+        model.network.forward(model.params, tokens),
+        atol=1e-6,
     )
     chex.assert_trees_all_close(logits[..., -1], logits[..., :-1].mean(-1), atol=1e-5)
     chex.assert_trees_all_equal(initial_params(model, causal), model.params)
@@ -178,14 +223,29 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     """Train a target, distil a draft of it from its own samples and the data."""
     config = dataclasses.replace(TINY, steps=12, decay=4, data=Texts(PROMPT + 8))
     monkeypatch.setitem(presets.PRESETS, "tiny", config)
-    target, draft, asked = tmp_path / "target", tmp_path / "draft", ["--preset", "tiny", "--json", "--out"]
+    target, draft, asked = (
+        tmp_path / "target",
+        tmp_path / "draft",
+        ["--preset", "tiny", "--json", "--out"],
+    )
     assert main(["train", *asked, str(target)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["steps"] == 12 and 0 < report["held_out_bits_per_byte"] < 9
     model = hub.load(report["model"])
     assert model.config == config.model and model.metadata["extra"]["corpus"]["python"]
-    pair = ["--target", report["model"], "--init", report["model"], "--from", "both", "--samples", "64"]
+    pair = [
+        "--target",
+        report["model"],
+        "--init",
+        report["model"],
+        "--from",
+        "both",
+        "--samples",
+        "64",
+    ]
     assert main(["distill", *asked, str(draft), *pair]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["divergence"] < 0.1 and told["acceptance"] > 0.9 and told["greedy"] > 0.5
+    assert (
+        told["divergence"] < 0.1 and told["acceptance"] > 0.9 and told["greedy"] > 0.5
+    )
     assert weights.load(told["model"]).metadata["source"] == "cspd-jax distill"

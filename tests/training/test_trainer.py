@@ -1,4 +1,5 @@
-"""Training runs: exactly resumable, the optimiser and its schedules, several devices, the command."""
+"""Training runs: exactly resumable, the optimiser and its schedules, several devices,
+the command."""
 
 import dataclasses
 import json
@@ -30,19 +31,27 @@ HERE = pathlib.Path(__file__).parents[1]
 
 def logged(out, name):
     path = out / "metrics.jsonl"
-    return [json.loads(line)[name] for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [json.loads(line)[name] for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def start(out, **environment):
     """Trains in a process of its own; all of them share what they compile."""
     environment |= {
-        "JAX_ENABLE_COMPILATION_CACHE": "true", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_COMPILATION_CACHE_DIR": str(out.parent / "compiled"),
-    }  # fmt: skip
+    }
     return subprocess.Popen(
-        [sys.executable, HERE / "training_run.py", out], env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, HERE / "training_run.py", out],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def strike(out, step, number):
@@ -54,7 +63,9 @@ def strike(out, step, number):
             time.sleep(0.005)
         process.send_signal(number)
         if number == signal.SIGTERM:
-            process.send_signal(number)  # as timeout(1) does, to the process and to its group
+            process.send_signal(
+                number
+            )  # as timeout(1) does, to the process and to its group
         _, told = process.communicate(timeout=100)
     finally:
         process.kill()
@@ -100,18 +111,24 @@ def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
 @pytest.mark.slow
 def test_four_devices_give_the_same_run(tmp_path, whole):
     """Same batches and noise; only the order of additions differs."""
-    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    flags = (
+        "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    )
     process = start(tmp_path, XLA_FLAGS=flags)
     assert process.wait(300) == 0, process.stderr.read()
     process.communicate()
-    chex.assert_trees_all_close(logged(tmp_path, "loss")[:5], logged(whole[0], "loss")[:5], rtol=1e-4)
+    chex.assert_trees_all_close(
+        logged(tmp_path, "loss")[:5], logged(whole[0], "loss")[:5], rtol=1e-4
+    )
 
 
 def test_a_folder_holds_one_run(tmp_path):
     begin(tmp_path / "runs" / "one", TINY, command="train", init=None)
     begin(tmp_path / "runs" / "one", TINY, command="train", init=None)
     other = dataclasses.replace(TINY, seed=1)
-    with pytest.raises(UserError, match="was begun with another seed; repeat its command"):
+    with pytest.raises(
+        UserError, match="was begun with another seed; repeat its command"
+    ):
         begin(tmp_path / "runs" / "one", other, command="train", init=None)
     with pytest.raises(UserError, match="was begun with another begun with"):
         begin(tmp_path / "runs" / "one", TINY, command="train", init="default")
@@ -120,14 +137,17 @@ def test_a_folder_holds_one_run(tmp_path):
 
 
 def test_learning_rate():
-    rate = jax.vmap(learning_rate(dataclasses.replace(TINY, warmup=10, decay=20, steps=60)))
+    rate = jax.vmap(
+        learning_rate(dataclasses.replace(TINY, warmup=10, decay=20, steps=60))
+    )
     found = rate(jnp.array([0, 9, 10, 40, 50, 60])) / TINY.learning_rate
     chex.assert_trees_all_close(found, jnp.array([0.1, 1, 1, 1, 0.51, 0.02]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets(name):
-    """They can be compiled for, their data is read from JSON again, and their models fit it."""
+    """They can be compiled for, their data is read from JSON again, and their models
+    fit it."""
     config = presets.preset(name)
     hash(config)
     assert data_from_json(json.loads(json.dumps(to_json(config)))) == config.data
@@ -136,7 +156,14 @@ def test_presets(name):
 
 
 def test_settings_are_changed_by_name():
-    found = with_settings(TINY, ["steps=80", "model.encoder_width=32", "on_grid=true", "data.size=16"])
-    assert (found.steps, found.model.encoder_width, found.on_grid, found.data.size) == (80, 32, True, 16)
+    found = with_settings(
+        TINY, ["steps=80", "model.encoder_width=32", "on_grid=true", "data.size=16"]
+    )
+    assert (found.steps, found.model.encoder_width, found.on_grid, found.data.size) == (
+        80,
+        32,
+        True,
+        16,
+    )
     with pytest.raises(UserError, match="no setting 'stpes'; there are steps, batch"):
         with_settings(TINY, ["stpes=3"])

@@ -1,4 +1,5 @@
-"""Checkpoint folders: what goes in comes out, nothing half-written, everything wrong is refused."""
+"""Checkpoint folders: what goes in comes out, nothing half-written, everything wrong is
+refused."""
 
 from __future__ import annotations
 
@@ -18,20 +19,39 @@ from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import abstract_params
 
 CONFIG = MARConfig(
-    seq_len=4, num_classes=3, buffer_size=2, encoder_width=8, encoder_depth=1, encoder_heads=2,
-    decoder_width=8, decoder_depth=1, decoder_heads=2, head_depth=1, head_width=8, respacing="ddim10",
-)  # fmt: skip
+    seq_len=4,
+    num_classes=3,
+    buffer_size=2,
+    encoder_width=8,
+    encoder_depth=1,
+    encoder_heads=2,
+    decoder_width=8,
+    decoder_depth=1,
+    decoder_heads=2,
+    head_depth=1,
+    head_width=8,
+    respacing="ddim10",
+)
 
 
 @pytest.fixture(scope="module")
 def params():
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda s: rng.standard_normal(s.shape, np.float32), abstract_params(CONFIG))
+    return jax.tree.map(
+        lambda s: rng.standard_normal(s.shape, np.float32), abstract_params(CONFIG)
+    )
 
 
 @pytest.fixture
 def saved(tmp_path, params):
-    weights.save(tmp_path / "model", "mar", CONFIG, params, source=("x.pth", "ab"), extra={"g": [1]})
+    weights.save(
+        tmp_path / "model",
+        "mar",
+        CONFIG,
+        params,
+        source=("x.pth", "ab"),
+        extra={"g": [1]},
+    )
     return tmp_path / "model"
 
 
@@ -45,11 +65,18 @@ def test_round_trip(saved, params):
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(loaded))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert metadata == {
-        "format_version": 1, "dtype": "float32", "params": count, "source": "x.pth", "source_sha256": "ab",
+        "format_version": 1,
+        "dtype": "float32",
+        "params": count,
+        "source": "x.pth",
+        "source_sha256": "ab",
         "extra": {"g": [1]},
-    }  # fmt: skip
+    }
     assert sorted(p.name for p in saved.parent.iterdir()) == ["model"]
-    assert sorted(p.name for p in saved.iterdir()) == ["config.json", "params.safetensors"]
+    assert sorted(p.name for p in saved.iterdir()) == [
+        "config.json",
+        "params.safetensors",
+    ]
 
 
 def test_bfloat16_storage_and_casts(tmp_path, params):
@@ -82,7 +109,9 @@ def test_nan_on_disk(tmp_path, params, monkeypatch):
         token = np.full((1, 1, 8), np.inf, np.float32)
         bad = {**params, "backbone": {**params["backbone"], "mask_token": token}}
         weights.save(tmp_path / "model", "mar", CONFIG, bad)
-    with pytest.raises(UserError, match="parameter backbone/mask_token holds NaN or infinity"):
+    with pytest.raises(
+        UserError, match="parameter backbone/mask_token holds NaN or infinity"
+    ):
         weights.load(tmp_path / "model")
 
 
@@ -95,5 +124,7 @@ def test_folders_of_before_0_7(saved, params, dtype):
         checkpointer.save(saved / "params", args=ocp.args.PyTreeSave(narrow))
     same(weights.load(saved).params, narrow)
     shutil.rmtree(saved / "params" / "backbone.mask_token")
-    with pytest.raises(UserError, match=r"do not fit the network: 1 missing \(backbone/mask_token\)"):
+    with pytest.raises(
+        UserError, match=r"do not fit the network: 1 missing \(backbone/mask_token\)"
+    ):
         weights.load(saved)

@@ -22,7 +22,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def snapshot(tmp_path, monkeypatch):
-    """The folder of a repository's files in the cache of the real library, whose signatures hold."""
+    """The folder of a repository's files in the cache of the real library, whose
+    signatures hold."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "cache" / COMMIT
     folder.mkdir(parents=True)
@@ -37,7 +38,9 @@ def snapshot(tmp_path, monkeypatch):
         ("snapshot_download", lambda *args, **kwargs: str(folder)),
     ):
         real = getattr(huggingface_hub, name)
-        monkeypatch.setattr(huggingface_hub, name, mock.create_autospec(real, side_effect=fake))
+        monkeypatch.setattr(
+            huggingface_hub, name, mock.create_autospec(real, side_effect=fake)
+        )
     return folder
 
 
@@ -46,17 +49,29 @@ def test_convert_by_name(snapshot, capsys):
     state = open_checkpoint(GOLDEN / "mar_tiny.pth")["model_ema"]
     file = snapshot / "mar-base.safetensors"
     save_file({name: np.array(tensor.numpy()) for name, tensor in state.items()}, file)
-    save_file({"net.transformer.weight": np.zeros((2, 2), np.float32)}, snapshot / "kl16.safetensors")
-    assert hub.fetch("mar-base") == (file, f"jadechoghari/mar@{COMMIT}/mar-base.safetensors")
+    save_file(
+        {"net.transformer.weight": np.zeros((2, 2), np.float32)},
+        snapshot / "kl16.safetensors",
+    )
+    assert hub.fetch("mar-base") == (
+        file,
+        f"jadechoghari/mar@{COMMIT}/mar-base.safetensors",
+    )
     assert main(["convert", "mar-base", "out", "--heads", "4,4", "--json"]) == 0
     description = json.loads(capsys.readouterr().out)
     assert description["source"] == f"jadechoghari/mar@{COMMIT}/mar-base.safetensors"
     assert description["source_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert main(["convert", "kl16", "other"]) == 2
     error = capsys.readouterr().err
-    assert "an S-VAE nor an Inception checkpoint; its tensors are: net.transformer.weight" in error
+    assert (
+        "an S-VAE nor an Inception checkpoint; its tensors are: net.transformer.weight"
+        in error
+    )
     assert not Path("other").exists()
-    with pytest.raises(UserError, match=r"could not be fetched .*has no mar-huge\.safetensors.*; check the"):
+    with pytest.raises(
+        UserError,
+        match=r"could not be fetched .*has no mar-huge\.safetensors.*; check the",
+    ):
         hub.fetch("mar-huge")
 
 
@@ -65,11 +80,22 @@ def test_convert_by_name(snapshot, capsys):
 def test_language_models_by_name(snapshot, capsys, files):
     """Config, weights in one or several files; then `text` and `convert`."""
     hf_folder.write(snapshot, hf_folder.LLAMA, files=files)
-    command = ["--prompt-ids", "1,2", "--new-tokens", "4", "--method", "plain", "--json"]
+    command = [
+        "--prompt-ids",
+        "1,2",
+        "--new-tokens",
+        "4",
+        "--method",
+        "plain",
+        "--json",
+    ]
     assert main(["text", "--target", "someone/tiny-1.5b", *command]) == 0
     by_name = json.loads(capsys.readouterr().out)
     assert main(["text", "--target", str(snapshot), *command]) == 0
     assert json.loads(capsys.readouterr().out)["ids"] == by_name["ids"]
     assert main(["convert", "someone/tiny-1.5b", "out", "--json"]) == 0
     description = json.loads(capsys.readouterr().out)
-    assert description["source"] == f"someone/tiny-1.5b@{COMMIT}" and description["kind"] == "lm"
+    assert (
+        description["source"] == f"someone/tiny-1.5b@{COMMIT}"
+        and description["kind"] == "lm"
+    )

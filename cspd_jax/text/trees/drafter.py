@@ -1,4 +1,5 @@
-"""Trees of drafts from another language model: candidates for the next token, and for those after each."""
+"""Trees of drafts from another language model: candidates for the next token, and for
+those after each."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ class Branches(NamedTuple):
     """The drafts of a round.
 
     tokens: [B, drafts + 1] of the nodes; the root's is the last token of the text.
-    log_q: one [B, nodes, num_ids] for each depth but the last, the distributions that the children of its
-        nodes were drawn from without replacement, in their order; None when greedy.
+    log_q: one [B, nodes, num_ids] for each depth but the last, the distributions that
+        the children of its nodes were drawn from without replacement, in their order;
+        None when greedy.
     passes: [] passes of the drafting network, one after the other.
     rows: [] tokens in those passes.
     """
@@ -44,11 +46,13 @@ class Branches(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TreeDrafter:
-    """Draws a tree of tokens from a language model, one level per pass, with a cache of its own.
+    """Draws a tree of tokens from a language model, one level per pass, with a cache of
+    its own.
 
-    The children of a node are drawn from its distribution without replacement; when greedy they are its most
-    probable ids. The cache of texts of up to max_len tokens has one slot more for each draft, after those.
-    As that of a `ModelDrafter` it lacks the last one or two tokens of the row between rounds.
+    The children of a node are drawn from its distribution without replacement; when
+    greedy they are its most probable ids. The cache of texts of up to max_len tokens
+    has one slot more for each draft, after those. As that of a `ModelDrafter` it lacks
+    the last one or two tokens of the row between rounds.
     """
 
     network: TreeLanguageModel
@@ -58,7 +62,9 @@ class TreeDrafter:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
         return read_prompts(self.network, params, known, max_len + self.tree.drafts)[0]
 
-    def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Branches, Any]:
+    def draft(
+        self, params: Any, cache: Any, request: DraftRequest
+    ) -> tuple[Branches, Any]:
         tree, batch = self.tree, request.tokens.shape[0]
         logits, cache = read_last_two(self.network, params, cache, request)
         last = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
@@ -66,9 +72,14 @@ class TreeDrafter:
         for depth in range(tree.depth):
             if depth > 0:
                 logits, cache = see_nodes(
-                    (self.network, params), known_to(self.network, tokens[-1]), cache, tree,
-                    request.length, request.count > 0, range(depth, depth + 1),
-                )  # fmt: skip
+                    (self.network, params),
+                    known_to(self.network, tokens[-1]),
+                    cache,
+                    tree,
+                    request.length,
+                    request.count > 0,
+                    range(depth, depth + 1),
+                )
             ids = self.network.config.known_ids
             drawn, distributions = draw_children(tree, request, logits, depth, ids)
             tokens.append(drawn.reshape(batch, -1))
@@ -89,8 +100,9 @@ class TreeDrafter:
 def draw_children(
     tree: Tree, request: DraftRequest, logits: Array, depth: int, ids: Array | int
 ) -> tuple[Array, Array]:
-    """Draws ids [B, nodes, width] after the nodes of a depth, from logits [B, nodes, V], and returns the
-    distributions [B, nodes, num_ids] that they are from too. ids: see `one_by_one`."""
+    """Draws ids [B, nodes, width] after the nodes of a depth, from logits [B, nodes,
+    V], and returns the distributions [B, nodes, num_ids] that they are from too. ids:
+    see `one_by_one`."""
     logits, own = among_known(logits, ids, request.num_ids)
     if request.sampling.greedy:
         best = jax.lax.top_k(logits, tree.widths[depth])[1].astype(jnp.int32)
@@ -101,12 +113,14 @@ def draw_children(
     nodes = jnp.broadcast_to(nodes, log_q.shape[:2])
     noise = noise_at(request.keys, nodes, request.num_ids, log_q.dtype)
     log_q = spread(log_q, own, request.num_ids)
-    # The k largest of log q + Gumbel noise, in their order, are k draws without replacement.
+    # The k largest of log q + Gumbel noise, in their order, are k draws without
+    # replacement.
     return jax.lax.top_k(log_q + noise, tree.widths[depth])[1].astype(jnp.int32), log_q
 
 
 def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
-    """Makes a drafter of trees: each node at depth d has widths[d] children, drawn from `model`."""
+    """Makes a drafter of trees: each node at depth d has widths[d] children, drawn from
+    `model`."""
     tree = Tree(tuple(widths))
     network, params = bound(model)
     return Drafting(cast(Drafter, TreeDrafter(network, tree)), params)
@@ -128,14 +142,18 @@ def see_nodes(
     levels: range,
     entering: tuple[int, ...] = (),
 ) -> Any:
-    """Returns logits of the nodes of some levels, tokens [B, nodes], and the cache; they are stored where
-    used [B]. entering: layers; what enters them is returned as a third.
+    """Returns logits of the nodes of some levels, tokens [B, nodes], and the cache;
+    they are stored where used [B]. entering: layers; what enters them is returned as a
+    third.
 
-    The text of `length` [B] tokens has one slot per position; the drafts' slots follow those of the longest
-    text. A node sees the text and its ancestors, at the position that it would have in the text.
+    The text of `length` [B] tokens has one slot per position; the drafts' slots follow
+    those of the longest text. A node sees the text and its ancestors, at the position
+    that it would have in the text.
     """
     network, params = model
-    nodes = tree.starts[levels.start] + jnp.arange(sum(tree.levels[depth] for depth in levels))
+    nodes = tree.starts[levels.start] + jnp.arange(
+        sum(tree.levels[depth] for depth in levels)
+    )
     last = length[:, None] - 1
     text = cache.max_len - tree.drafts
     slots = jnp.where(nodes == 0, last, text + nodes - 1)
@@ -144,17 +162,25 @@ def see_nodes(
     seen = jnp.arange(text) < length[:, None, None]
     drafts = jnp.asarray(tree.ancestors)[nodes, 1:]
     visible = jnp.concatenate(
-        [jnp.broadcast_to(a, (*tokens.shape, a.shape[-1])) for a in (seen, drafts)], axis=-1
+        [jnp.broadcast_to(a, (*tokens.shape, a.shape[-1])) for a in (seen, drafts)],
+        axis=-1,
     )
     telling: dict[str, Any] = {"entering": entering} if entering else {}
-    return network.apply_seeing(params, tokens, positions, cache, slots=slots, visible=visible, **telling)
+    return network.apply_seeing(
+        params, tokens, positions, cache, slots=slots, visible=visible, **telling
+    )
 
 
 def keep_path(
-    network: TreeLanguageModel, cache: Any, tree: Tree, length: Array, path: Array, tau: Array
+    network: TreeLanguageModel,
+    cache: Any,
+    tree: Tree,
+    length: Array,
+    path: Array,
+    tau: Array,
 ) -> Any:
-    """Moves the first tau [B] nodes of path [B, depth] in the cache to where the text goes on, after `length`
-    [B]."""
+    """Moves the first tau [B] nodes of path [B, depth] in the cache to where the text
+    goes on, after `length` [B]."""
     text = cache.max_len - tree.drafts
     index = jnp.arange(tree.depth)
     targets = jnp.where(index < tau[:, None], length[:, None] + index, cache.max_len)

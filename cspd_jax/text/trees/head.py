@@ -21,11 +21,12 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class HeadTreeDrafter:
-    """Draws a tree of tokens with a head, one level per pass: a node is given what the head made of its
-    parent.
+    """Draws a tree of tokens with a head, one level per pass: a node is given what the
+    head made of its parent.
 
-    The cache has one slot more for each draft, after those of the text. Nothing of the drafts is kept: the
-    next round reads the places of its text again, with the target's states.
+    The cache has one slot more for each draft, after those of the text. Nothing of the
+    drafts is kept: the next round reads the places of its text again, with the target's
+    states.
     """
 
     head: Any
@@ -35,10 +36,16 @@ class HeadTreeDrafter:
     def entering(self) -> tuple[int, ...]:
         return self.head.entering
 
-    def begin_with(self, params: Any, prompts: Prompts, max_len: int, states: Array) -> Any:
-        return HeadDrafter(self.head).begin_with(params, prompts, max_len + self.tree.drafts, states)
+    def begin_with(
+        self, params: Any, prompts: Prompts, max_len: int, states: Array
+    ) -> Any:
+        return HeadDrafter(self.head).begin_with(
+            params, prompts, max_len + self.tree.drafts, states
+        )
 
-    def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Branches, Any]:
+    def draft(
+        self, params: Any, cache: Any, request: DraftRequest
+    ) -> tuple[Branches, Any]:
         tree, batch = self.tree, request.tokens.shape[0]
         count, last = tree.depth + 1, request.length[:, None] - 1
         seen, cache = HeadDrafter(self.head).see(params, cache, request, count)
@@ -47,9 +54,13 @@ class HeadTreeDrafter:
         for depth in range(tree.depth):
             if depth > 0:
                 parents = jnp.repeat(state, tree.widths[depth - 1], axis=1)
-                state, cache = self._level(params, cache, request, depth, tokens[-1], parents)
+                state, cache = self._level(
+                    params, cache, request, depth, tokens[-1], parents
+                )
             logits = self.head.logits(params, state)
-            drawn, distributions = draw_children(tree, request, logits, depth, params["ids"])
+            drawn, distributions = draw_children(
+                tree, request, logits, depth, params["ids"]
+            )
             tokens.append(drawn.reshape(batch, -1))
             log_q.append(distributions)
         rows = batch * (count + sum(tree.levels[1:-1]))
@@ -64,20 +75,31 @@ class HeadTreeDrafter:
         return cache
 
     def _level(
-        self, params: Any, cache: Any, request: DraftRequest, depth: int, tokens: Array, parents: Array
+        self,
+        params: Any,
+        cache: Any,
+        request: DraftRequest,
+        depth: int,
+        tokens: Array,
+        parents: Array,
     ) -> tuple[Array, Any]:
-        """Returns the states of the nodes of a depth, each at the place of its parent's token, and the
-        cache."""
+        """Returns the states of the nodes of a depth, each at the place of its parent's
+        token, and the cache."""
         tree, text = self.tree, request.tokens.shape[1]
         nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
-        slots = jnp.where(request.count[:, None] > 0, text + nodes - 1, text + tree.drafts)
+        slots = jnp.where(
+            request.count[:, None] > 0, text + nodes - 1, text + tree.drafts
+        )
         positions = jnp.broadcast_to(request.length[:, None] - 2 + depth, tokens.shape)
         seen = jnp.arange(text) < request.length[:, None, None] - 1
         drafts = jnp.asarray(tree.ancestors)[nodes, 1:]
         visible = jnp.concatenate(
-            [jnp.broadcast_to(a, (*tokens.shape, a.shape[-1])) for a in (seen, drafts)], axis=-1
+            [jnp.broadcast_to(a, (*tokens.shape, a.shape[-1])) for a in (seen, drafts)],
+            axis=-1,
         )
-        return self.head.apply(params, tokens, parents, positions, cache, slots=slots, visible=visible)
+        return self.head.apply(
+            params, tokens, parents, positions, cache, slots=slots, visible=visible
+        )
 
 
 def head_tree(drafter: Drafting, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
@@ -85,4 +107,6 @@ def head_tree(drafter: Drafting, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
     inner = drafter.drafter
     if not isinstance(inner, HeadDrafter):
         raise UserError("head_tree goes with what draft_from_states returns")
-    return Drafting(cast(Drafter, HeadTreeDrafter(inner.head, Tree(tuple(widths)))), drafter.params)
+    return Drafting(
+        cast(Drafter, HeadTreeDrafter(inner.head, Tree(tuple(widths)))), drafter.params
+    )

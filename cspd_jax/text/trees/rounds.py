@@ -1,10 +1,12 @@
-"""Rounds of drafting and verifying with a tree of drafts in place of one draft after the other.
+"""Rounds of drafting and verifying with a tree of drafts in place of one draft after
+the other.
 
-In a round a drafter grows a tree from the last token of the text. One pass of the target gives its
-distribution after every node. From the root, the children of a node are tested in their order: the first one
-that is accepted is the next token, and its own children come next; if none is, the token is drawn from what
-they left of the target's distribution, and the round ends. The keys and values of the accepted nodes are
-moved to where the text goes on. State, inputs and what is counted are those of `text.rounds`.
+In a round a drafter grows a tree from the last token of the text. One pass of the
+target gives its distribution after every node. From the root, the children of a node
+are tested in their order: the first one that is accepted is the next token, and its own
+children come next; if none is, the token is drawn from what they left of the target's
+distribution, and the round ends. The keys and values of the accepted nodes are moved to
+where the text goes on. State, inputs and what is counted are those of `text.rounds`.
 """
 
 from __future__ import annotations
@@ -32,15 +34,22 @@ from cspd_jax.sampling import (
     round_keys,
 )
 from cspd_jax.text.drafters import Drafts
-from cspd_jax.text.rounds import Inputs, RoundInfo, TextState, commit, draft_request, with_states
+from cspd_jax.text.rounds import (
+    Inputs,
+    RoundInfo,
+    TextState,
+    commit,
+    draft_request,
+    with_states,
+)
 from cspd_jax.text.rules import Verdict
 from cspd_jax.text.trees.drafter import Branches, keep_path, see_nodes, tree_of
 from cspd_jax.text.trees.tree import Tree
 
 Array = jax.Array
 
-# A rule for trees is a function of (uniforms [k], log p [V], log q [V], drafts [k]) -> (which draft is
-# accepted, or k; the distributions): see `coupling.accept_sibling`.
+# A rule for trees is a function of (uniforms [k], log p [V], log q [V], drafts [k]) ->
+# (which draft is accepted, or k; the distributions): see `coupling.accept_sibling`.
 Rule = Callable[[Array, Array, Array, Array], tuple[Array, SiblingDistributions]]
 TREE_RULES: dict[str, Rule] = {"tree": accept_sibling}
 
@@ -51,10 +60,16 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
     tree = drafter.tree
     request = draft_request(inputs, state, tree.depth)
     levels = request.count  # a row near its limit uses fewer
-    branches, drafter_state = drafter.draft(inputs.drafter_params, state.drafter_state, request)
+    branches, drafter_state = drafter.draft(
+        inputs.drafter_params, state.drafter_state, request
+    )
     verdict, path, cache, states = verify_step(inputs, state, branches, levels)
     accepted = Drafts(
-        jnp.take_along_axis(branches.tokens, path, axis=1), levels, None, branches.passes, branches.rows
+        jnp.take_along_axis(branches.tokens, path, axis=1),
+        levels,
+        None,
+        branches.passes,
+        branches.rows,
     )
     next_state, happened = commit(inputs, state, accepted, verdict)
     nodes = jnp.int32(len(state.length) * (tree.drafts + 1))
@@ -63,7 +78,14 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
         calls={**happened.calls, "target": Calls(jnp.int32(1), nodes)},
     )
     next_state = next_state._replace(
-        cache=keep_path(cast(TreeLanguageModel, inputs.target), cache, tree, state.length, path, verdict.tau),
+        cache=keep_path(
+            cast(TreeLanguageModel, inputs.target),
+            cache,
+            tree,
+            state.length,
+            path,
+            verdict.tau,
+        ),
         states=states,
         drafter_state=drafter.keep(drafter_state, state.length, path, verdict.tau),
     )
@@ -73,8 +95,8 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
 def verify_step(
     inputs: Inputs, state: TextState, branches: Branches, levels: Array
 ) -> tuple[Verdict, Array, Any, Array | None]:
-    """Makes one target pass over the nodes, and returns the verdict, the accepted nodes [B, depth], the
-    cache, and the states.
+    """Makes one target pass over the nodes, and returns the verdict, the accepted nodes
+    [B, depth], the cache, and the states.
 
     Nodes deeper than levels [B] are not used.
     """
@@ -82,9 +104,15 @@ def verify_step(
     assert tree is not None
     target = cast(TreeLanguageModel, inputs.target), inputs.params
     logits, cache, *told = see_nodes(
-        target, branches.tokens, state.cache, tree, state.length, ~state.done, range(tree.depth + 1),
+        target,
+        branches.tokens,
+        state.cache,
+        tree,
+        state.length,
+        ~state.done,
+        range(tree.depth + 1),
         inputs.entering,
-    )  # fmt: skip
+    )
     logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
     if inputs.sampling.greedy:
         best = most_probable(logits)
@@ -98,25 +126,49 @@ def verify_step(
     shape = tree.depth, max(tree.widths)
     u = jax.vmap(lambda key: uniform(key, shape, log_p.dtype))(keys)
     walk = lambda *row: _walk_by_rule(tree, TREE_RULES[inputs.rule], *row)
-    tau, path, log_next, truncated = jax.vmap(walk)(u, log_p, branches.log_q, branches.tokens, levels)
-    noise = gumbel(round_keys(inputs.keys, Purpose.RESIDUAL, state.length), inputs.num_ids, log_p.dtype)
-    token = jnp.where(jnp.any(jnp.isnan(log_next), axis=-1), NO_TOKEN, gumbel_max(log_next, noise))
-    return Verdict(tau, token, truncated), path, cache, _states_of_path(state, told, path, tau)
+    tau, path, log_next, truncated = jax.vmap(walk)(
+        u, log_p, branches.log_q, branches.tokens, levels
+    )
+    noise = gumbel(
+        round_keys(inputs.keys, Purpose.RESIDUAL, state.length),
+        inputs.num_ids,
+        log_p.dtype,
+    )
+    token = jnp.where(
+        jnp.any(jnp.isnan(log_next), axis=-1), NO_TOKEN, gumbel_max(log_next, noise)
+    )
+    return (
+        Verdict(tau, token, truncated),
+        path,
+        cache,
+        _states_of_path(state, told, path, tau),
+    )
 
 
-def _states_of_path(state: TextState, told: list[Array], path: Array, tau: Array) -> Array | None:
-    """Adds to the states those of the root and the accepted nodes, of all nodes' [B, drafts + 1, S D]."""
+def _states_of_path(
+    state: TextState, told: list[Array], path: Array, tau: Array
+) -> Array | None:
+    """Adds to the states those of the root and the accepted nodes, of all nodes' [B,
+    drafts + 1, S D]."""
     if state.states is None:
         return None
     nodes = jnp.pad(path, ((0, 0), (1, 0)))
     index = jnp.arange(nodes.shape[1])
-    positions = jnp.where(index <= tau[:, None], state.length[:, None] - 1 + index, state.states.shape[1])
-    return with_states(state.states, positions, [jnp.take_along_axis(told[0], nodes[:, :, None], axis=1)])
+    positions = jnp.where(
+        index <= tau[:, None], state.length[:, None] - 1 + index, state.states.shape[1]
+    )
+    return with_states(
+        state.states,
+        positions,
+        [jnp.take_along_axis(told[0], nodes[:, :, None], axis=1)],
+    )
 
 
-def _walk_greedily(tree: Tree, best: Array, tokens: Array, levels: Array) -> tuple[Array, ...]:
-    """Accepts the child that is the target's own token, best [drafts + 1] of each node; returns (tau, the
-    nodes on the way, the token after them)."""
+def _walk_greedily(
+    tree: Tree, best: Array, tokens: Array, levels: Array
+) -> tuple[Array, ...]:
+    """Accepts the child that is the target's own token, best [drafts + 1] of each node;
+    returns (tau, the nodes on the way, the token after them)."""
 
     def choose(depth: int, node: Array, drafts: Array):
         hits = jnp.append((drafts == best[node]) & (depth < levels), True)
@@ -134,9 +186,11 @@ def _walk_by_rule(
     tokens: Array,
     levels: Array,
 ) -> tuple[Array, ...]:
-    """Returns (tau, the nodes on the way, the distribution [V] of the token after them, whether it is cut).
+    """Returns (tau, the nodes on the way, the distribution [V] of the token after them,
+    whether it is cut).
 
-    u [depth, width] for the tests; log_p [drafts + 1, V] after each node; log_q as in `Branches`.
+    u [depth, width] for the tests; log_p [drafts + 1, V] after each node; log_q as in
+    `Branches`.
     """
 
     def choose(depth: int, node: Array, drafts: Array):
@@ -153,22 +207,29 @@ def _walk_by_rule(
 
 
 def _walk(tree: Tree, tokens: Array, choose: Callable) -> tuple[Array, Array, Any]:
-    """Goes down from the root while `choose` accepts a child: how many, the nodes [depth] on the way, and
-    what `choose` said where it accepted none.
+    """Goes down from the root while `choose` accepts a child: how many, the nodes
+    [depth] on the way, and what `choose` said where it accepted none.
 
-    choose: maps a depth, a node at it and its children's tokens [k] to (which of them is accepted, or k; any
-        pytree).
+    choose: maps a depth, a node at it and its children's tokens [k] to (which of them
+        is accepted, or k; any pytree).
     """
     node, tau, walking = jnp.int32(0), jnp.int32(0), jnp.ones((), bool)
     said, path = None, []
     for depth, width in enumerate((*tree.widths, 0)):
-        first = tree.starts[depth + 1] + (node - tree.starts[depth]) * width if width else 0
+        first = (
+            tree.starts[depth + 1] + (node - tree.starts[depth]) * width if width else 0
+        )
         children = first + jnp.arange(width, dtype=jnp.int32)
         index, new = choose(depth, node, tokens[children])
-        said = new if said is None else jax.tree.map(functools.partial(jnp.where, walking), new, said)
+        said = (
+            new
+            if said is None
+            else jax.tree.map(functools.partial(jnp.where, walking), new, said)
+        )
         walking &= index < width
         if width:
-            # Where the walk has ended, a first child stands for none, so that the numbers stay in the tree.
+            # Where the walk has ended, a first child stands for none, so that the
+            # numbers stay in the tree.
             node = children[jnp.where(walking, index, 0)]
             path.append(node)
             tau += walking.astype(jnp.int32)

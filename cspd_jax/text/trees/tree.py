@@ -13,10 +13,11 @@ _MOST_DRAFTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A tree whose nodes at depth d have widths[d] children each; the root is the last token of the text.
+    """A tree whose nodes at depth d have widths[d] children each; the root is the last
+    token of the text.
 
-    Nodes are numbered level by level from the root, which is 0; the children of a node are neighbours.
-    (1, 1, 1) is a chain of three drafts.
+    Nodes are numbered level by level from the root, which is 0; the children of a node
+    are neighbours. (1, 1, 1) is a chain of three drafts.
     """
 
     widths: tuple[int, ...]
@@ -27,7 +28,10 @@ class Tree:
             level *= width
             nodes += level
             if nodes > _MOST_DRAFTS:
-                raise UserError(f"a tree may have {_MOST_DRAFTS} drafts; this one has more: use lower widths")
+                raise UserError(
+                    f"a tree may have {_MOST_DRAFTS} drafts; this one has more: use"
+                    " lower widths"
+                )
 
     @property
     def depth(self) -> int:
@@ -64,7 +68,8 @@ class Tree:
 
     @property
     def ancestors(self) -> np.ndarray:
-        """[drafts + 1, drafts + 1] bool, whether node j is node i or lies on its way to the root."""
+        """[drafts + 1, drafts + 1] bool, whether node j is node i or lies on its way to
+        the root."""
         related = np.eye(self.drafts + 1, dtype=bool)
         for node, parent in enumerate(self.parents):
             related[node] |= related[parent]

@@ -1,1 +1,2 @@
-"""Measures how good images are: FID and its relatives, equality of two samples, words."""
+"""Measures how good images are: FID and its relatives, equality of two samples,
+words."""

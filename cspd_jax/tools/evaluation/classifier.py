@@ -1,4 +1,5 @@
-"""A small convolutional classifier: it tells which class an image shows, and its features compare images."""
+"""A small convolutional classifier: it tells which class an image shows, and its
+features compare images."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _TOGETHER = 256
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierConfig:
-    """Says how a classifier is trained: by Adam, with a learning rate that falls to zero along a cosine.
+    """Says how a classifier is trained: by Adam, with a learning rate that falls to
+    zero along a cosine.
 
     width: channels of the first convolution; the next two have twice as many.
     features: width of the last hidden layer.
@@ -35,7 +37,8 @@ class ClassifierConfig:
 
 
 class Network(nn.Module):
-    """Maps images [B, H, W, C] to logits [B, classes] and features [B, features] (the layer before)."""
+    """Maps images [B, H, W, C] to logits [B, classes] and features [B, features] (the
+    layer before)."""
 
     classes: int
     config: ClassifierConfig
@@ -57,22 +60,34 @@ class Classifier(NamedTuple):
     params: Any
 
     def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Maps uint8 images [N, H, W, C] to predicted labels [N] and features [N, F]."""
+        """Maps uint8 images [N, H, W, C] to predicted labels [N] and features [N,
+        F]."""
         count = len(images)
-        images = np.concatenate([images, np.zeros((-count % _TOGETHER, *images.shape[1:]), np.uint8)])
-        see = lambda some: jax.device_get(_apply(self.network, self.params, some / np.float32(127.5) - 1))
-        parts = [see(images[i : i + _TOGETHER]) for i in range(0, len(images), _TOGETHER)]
+        images = np.concatenate(
+            [images, np.zeros((-count % _TOGETHER, *images.shape[1:]), np.uint8)]
+        )
+        see = lambda some: jax.device_get(
+            _apply(self.network, self.params, some / np.float32(127.5) - 1)
+        )
+        parts = [
+            see(images[i : i + _TOGETHER]) for i in range(0, len(images), _TOGETHER)
+        ]
         logits, features = (np.concatenate(each)[:count] for each in zip(*parts))
         return logits.argmax(axis=1), features
 
 
-_apply = jax.jit(lambda network, params, images: network.apply(params, images), static_argnums=0)
+_apply = jax.jit(
+    lambda network, params, images: network.apply(params, images), static_argnums=0
+)
 
 
 def train(source: Source, config: ClassifierConfig) -> Classifier:
-    """Trains on batches of the `train` split; the result depends only on the data set and `config`."""
+    """Trains on batches of the `train` split; the result depends only on the data set
+    and `config`."""
     network = Network(len(source.class_names), config)
-    optimizer = optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
+    optimizer = optax.adam(
+        optax.cosine_decay_schedule(config.learning_rate, config.steps)
+    )
     params = jax.jit(network.init)(seed_key(config.seed), jnp.zeros((1, *source.shape)))
     state = jax.jit(optimizer.init)(params)
 
@@ -85,7 +100,9 @@ def train(source: Source, config: ClassifierConfig) -> Classifier:
         updates, state = optimizer.update(jax.grad(loss)(params, images, labels), state)
         return optax.apply_updates(params, updates), state
 
-    for index in tqdm(range(config.steps), desc="classifier", unit="step", disable=None):
+    for index in tqdm(
+        range(config.steps), desc="classifier", unit="step", disable=None
+    ):
         images, labels, _ = source.batch(index, config.batch, seed=config.seed)
         params, state = step(params, state, images, labels)
     return Classifier(network, jax.device_get(params))

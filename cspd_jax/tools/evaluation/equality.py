@@ -1,5 +1,5 @@
-"""Tests whether two samples have one distribution. Every p-value holds at the samples' own size: under
-equality p <= a has probability at most a.
+"""Tests whether two samples have one distribution. Every p-value holds at the samples'
+own size: under equality p <= a has probability at most a.
 
 Equality is refuted where p <= FALSE_ALARM.
 """
@@ -16,21 +16,28 @@ _COMPONENTS = 32  # principal ones, that the classifier sees
 
 
 def p_values(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Tests x, y [N, F], whose classes are `labels` [N] in both; returns p-values and the largest z score."""
-    return {"largest_z": _largest_z(x, y)[0]} | {name: test(x, y, labels) for name, test in TESTS.items()}
+    """Tests x, y [N, F], whose classes are `labels` [N] in both; returns p-values and
+    the largest z score."""
+    return {"largest_z": _largest_z(x, y)[0]} | {
+        name: test(x, y, labels) for name, test in TESTS.items()
+    }
 
 
 def by_moments(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """Tests the largest standardised difference of first and second moments, by Bonferroni."""
+    """Tests the largest standardised difference of first and second moments, by
+    Bonferroni."""
     z, tried = _largest_z(x, y)
     return min(1.0, tried * math.erfc(z / math.sqrt(2)))
 
 
 def by_classifier(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """Fits least squares on squares and products of principal components, tested on held-out halves."""
+    """Fits least squares on squares and products of principal components, tested on
+    held-out halves."""
     both = np.concatenate([x, y]).astype(np.float64)
     centred = both - both.mean(0)
-    wide = centred.shape[0] < centred.shape[1]  # then the smaller matrix is that of the rows
+    wide = (
+        centred.shape[0] < centred.shape[1]
+    )  # then the smaller matrix is that of the rows
     squares, axes = np.linalg.eigh(centred @ centred.T if wide else centred.T @ centred)
     axes, squares = axes[:, -_COMPONENTS:], np.maximum(squares[-_COMPONENTS:], 0)
     main = axes * np.sqrt(squares) if wide else centred @ axes
@@ -45,7 +52,8 @@ TESTS = {
 
 
 def _largest_z(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-    """Returns the largest z of differences of first and second moments, and how many there are."""
+    """Returns the largest z of differences of first and second moments, and how many
+    there are."""
     both = np.concatenate([x, y]).astype(np.float64)
     moments = np.concatenate([both, (both - both.mean(0)) ** 2], axis=1)
     first, second = moments[: len(x)], moments[len(x) :]
@@ -55,9 +63,10 @@ def _largest_z(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
 
 
 def energy_p_value(x, y, strata=None, permutations: int = 9999, seed: int = 0) -> float:
-    """Tests the energy distance of x [n, d] and y [m, d], summed over `strata` [n + m] (default: one), within
-    which the labels are permuted. A permutation test is exact; its p-value is never below
-    1 / (permutations + 1), so 9999 reach FALSE_ALARM just when none is as far from equality as the truth.
+    """Tests the energy distance of x [n, d] and y [m, d], summed over `strata` [n + m]
+    (default: one), within which the labels are permuted. A permutation test is exact;
+    its p-value is never below 1 / (permutations + 1), so 9999 reach FALSE_ALARM just
+    when none is as far from equality as the truth.
     """
     pooled = np.concatenate([x, y]).astype(np.float64)
     is_x = np.arange(len(pooled)) < len(x)
@@ -66,26 +75,34 @@ def energy_p_value(x, y, strata=None, permutations: int = 9999, seed: int = 0) -
     energies = np.zeros(permutations + 1)
     for s in np.unique(stratum):
         inside = stratum == s
-        energies += _energies(pooled[inside], int(np.count_nonzero(is_x[inside])), permutations, random)
+        energies += _energies(
+            pooled[inside], int(np.count_nonzero(is_x[inside])), permutations, random
+        )
     return float(np.mean(energies >= energies[0] * (1 - 1e-6)))
 
 
 def _energies(points, n: int, permutations: int, random) -> np.ndarray:
-    """Returns energies of the first n points against the others, then of random splits."""
+    """Returns energies of the first n points against the others, then of random
+    splits."""
     m = len(points) - n
     if not n or not m:
         return np.zeros(permutations + 1)
     squares = np.sum(points**2, axis=1)
-    distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0)).astype(np.float32)
+    distances = np.sqrt(
+        np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0)
+    ).astype(np.float32)
     np.fill_diagonal(distances, 0)
     weights = np.repeat(np.array([1 / n, -1 / m], np.float32), [n, m])
-    splits = random.permuted(np.broadcast_to(weights, (permutations + 1, n + m)), axis=1)
+    splits = random.permuted(
+        np.broadcast_to(weights, (permutations + 1, n + m)), axis=1
+    )
     splits[0] = weights
     return -np.einsum("ri,ri->r", splits @ distances, splits) * n * m / (n + m)
 
 
 def classifier_p_value(x, y, ridge: float = 1e-3, seed: int = 0) -> float:
-    """Fits a classifier of x [n, d] against y [n, d] on half of them and tests it on the other half.
+    """Fits a classifier of x [n, d] against y [n, d] on half of them and tests it on
+    the other half.
 
     Under equality each half is guessed right with probability 1/2.
     """
@@ -94,20 +111,26 @@ def classifier_p_value(x, y, ridge: float = 1e-3, seed: int = 0) -> float:
     pooled = (pooled - pooled.mean(axis=0)) / (pooled.std(axis=0) + 1e-12)
     first, second = np.triu_indices(pooled.shape[1])
     features = np.concatenate(
-        [np.ones((len(pooled), 1)), pooled, pooled[:, first] * pooled[:, second]], axis=1
+        [np.ones((len(pooled), 1)), pooled, pooled[:, first] * pooled[:, second]],
+        axis=1,
     )
     chosen = np.random.default_rng(seed).permutation(len(x))
     fit = np.concatenate([chosen[: len(x) // 2], len(x) + chosen[: len(x) // 2]])
     test = np.concatenate([chosen[len(x) // 2 :], len(x) + chosen[len(x) // 2 :]])
-    gram = features[fit].T @ features[fit] + ridge * len(fit) * np.eye(features.shape[1])
+    gram = features[fit].T @ features[fit] + ridge * len(fit) * np.eye(
+        features.shape[1]
+    )
     scores = features[test] @ np.linalg.solve(gram, features[fit].T @ labels[fit])
     right = np.mean(scores * labels[test] > 0) + 0.5 * np.mean(scores == 0)
     return min(1.0, math.exp(-2 * len(test) * max(right - 0.5, 0) ** 2))
 
 
-def permuted_p_value(statistic: Callable, strata: np.ndarray, n: int, permutations=9999, seed=0) -> float:
-    """Tests a statistic of signs [P, 2 n]: 1 for the first n of the pooled points and -1 for the others,
-    permuted within `strata` [2 n]. It is never below 1 / (permutations + 1)."""
+def permuted_p_value(
+    statistic: Callable, strata: np.ndarray, n: int, permutations=9999, seed=0
+) -> float:
+    """Tests a statistic of signs [P, 2 n]: 1 for the first n of the pooled points and
+    -1 for the others, permuted within `strata` [2 n]. It is never below 1 /
+    (permutations + 1)."""
     signs = np.repeat(np.array([1.0, -1.0], np.float32), n)
     random, found = np.random.default_rng(seed), []
     truth = statistic(signs[None])[0]
@@ -116,4 +139,6 @@ def permuted_p_value(statistic: Callable, strata: np.ndarray, n: int, permutatio
         for s in np.unique(strata):
             splits[:, strata == s] = random.permuted(splits[:, strata == s], axis=1)
         found.append(statistic(splits))
-    return float((1 + np.sum(np.concatenate(found) >= truth * (1 - 1e-6))) / (permutations + 1))
+    return float(
+        (1 + np.sum(np.concatenate(found) >= truth * (1 - 1e-6))) / (permutations + 1)
+    )

@@ -1,6 +1,7 @@
 """Measures FID, sFID, the Inception score, precision and recall of images on disk.
 
-They are a folder of cspd-jax sample, an .npz file with an array arr_0, or a folder of PNG or JPEG files.
+They are a folder of cspd-jax sample, an .npz file with an array arr_0, or a folder of
+PNG or JPEG files.
 """
 
 from __future__ import annotations
@@ -17,11 +18,30 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     add = parser.add_argument
     add("--samples", required=True, metavar="A", help="the images to be measured")
-    add("--against", metavar="B", help="images, .npz statistics, or ADM's reference batches")
-    add("--inception", required=True, metavar="W", help="what convert made of pytorch-fid's weights")
-    add("--resize", choices=("tf1", "pytorch-fid"), default="tf1", help="how images become 299x299 (tf1)")
+    add(
+        "--against",
+        metavar="B",
+        help="images, .npz statistics, or ADM's reference batches",
+    )
+    add(
+        "--inception",
+        required=True,
+        metavar="W",
+        help="what convert made of pytorch-fid's weights",
+    )
+    add(
+        "--resize",
+        choices=("tf1", "pytorch-fid"),
+        default="tf1",
+        help="how images become 299x299 (tf1)",
+    )
     add("--batch", type=int, default=100, help="images looked at together (100)")
-    add("--save-statistics", type=pathlib.Path, metavar="F", help="write the statistics of A into F, an .npz")
+    add(
+        "--save-statistics",
+        type=pathlib.Path,
+        metavar="F",
+        help="write the statistics of A into F, an .npz",
+    )
     add("--json", action="store_true", help="print the report as one JSON object")
 
 
@@ -31,7 +51,9 @@ def run(args: argparse.Namespace) -> None:
         check_writable(args.save_statistics)
     network = features.load_network(args.inception)
     images = features.open_images(args.samples)
-    report, statistics = fid.evaluate(images, args.against, network, args.batch, args.resize)
+    report, statistics = fid.evaluate(
+        images, args.against, network, args.batch, args.resize
+    )
     if args.save_statistics is not None:
         fid.write_statistics(args.save_statistics, statistics)
     result(report, args.json)

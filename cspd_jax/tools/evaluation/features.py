@@ -1,4 +1,5 @@
-"""Sets of 8-bit images on disk, the Inception network of FID, and the features that it finds in them."""
+"""Sets of 8-bit images on disk, the Inception network of FID, and the features that it
+finds in them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from cspd_jax.training.data.folder import eight_bits
 
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
-    """Holds uint8 images [count, *shape] in a fixed order, which `each` yields one by one."""
+    """Holds uint8 images [count, *shape] in a fixed order, which `each` yields one by
+    one."""
 
     path: Path
     count: int
@@ -44,27 +46,45 @@ class ImageSet:
 
 
 def open_images(path: str | os.PathLike) -> ImageSet:
-    """Opens an .npz file with arr_0, a folder of `cspd-jax sample`, or one of PNG or JPEG files."""
+    """Opens an .npz file with arr_0, a folder of `cspd-jax sample`, or one of PNG or
+    JPEG files."""
     path = Path(path)
     if path.suffix == ".npz" and path.is_file():
         with _opened(path) as (_, (count, *shape), dtype):
             if dtype != np.uint8:
-                raise UserError(f"{path}: arr_0 is {dtype}; images are uint8 [N, H, W, 3]")
+                raise UserError(
+                    f"{path}: arr_0 is {dtype}; images are uint8 [N, H, W, 3]"
+                )
         return ImageSet(path, count, tuple(shape), lambda: _stored(path))
     if (path / sample.MANIFEST).exists():
-        each = lambda: (image for shard in sample.read(path, "arr_0") for image in shard["arr_0"])
+        each = lambda: (
+            image for shard in sample.read(path, "arr_0") for image in shard["arr_0"]
+        )
         there = sum(len(shard["labels"]) for shard in sample.read(path, "labels"))
-        if there < (images := json.loads((path / sample.MANIFEST).read_text())["images"]):
-            raise UserError(f"{path} holds {there} of {images} images; repeat the command that began it")
+        if there < (
+            images := json.loads((path / sample.MANIFEST).read_text())["images"]
+        ):
+            raise UserError(
+                f"{path} holds {there} of {images} images; repeat the command that"
+                " began it"
+            )
         return ImageSet(path, there, next(each()).shape, each)
-    if not (files := files_in(path, (".png", ".jpg", ".jpeg")) if path.is_dir() else []):
-        raise UserError(f"{path} is neither an .npz file with arr_0 nor a folder of images or of samples")
-    return ImageSet(path, len(files), _picture(files[0]).shape, lambda: map(_picture, files))
+    if not (
+        files := files_in(path, (".png", ".jpg", ".jpeg")) if path.is_dir() else []
+    ):
+        raise UserError(
+            f"{path} is neither an .npz file with arr_0 nor a folder of images or of"
+            " samples"
+        )
+    return ImageSet(
+        path, len(files), _picture(files[0]).shape, lambda: map(_picture, files)
+    )
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, tuple[int, ...], np.dtype]]:
-    """Yields arr_0 of an .npz file, of which one image is read at a time, with its shape and type."""
+    """Yields arr_0 of an .npz file, of which one image is read at a time, with its
+    shape and type."""
     with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as member:
         np.lib.format.read_magic(member)
         shape, _, dtype = np.lib.format.read_array_header_1_0(member)
@@ -83,7 +103,8 @@ def _picture(file: Path) -> np.ndarray:
 
 
 class FeatureNetwork(NamedTuple):
-    """Holds an Inception network with its parameters, and the SHA-256 of the file that they come from."""
+    """Holds an Inception network with its parameters, and the SHA-256 of the file that
+    they come from."""
 
     config: InceptionConfig
     params: Any
@@ -96,11 +117,16 @@ class FeatureNetwork(NamedTuple):
 
 
 def load_network(path: str | os.PathLike) -> FeatureNetwork:
-    """Loads a folder that `cspd-jax convert` made of the published file, or of others of its form."""
+    """Loads a folder that `cspd-jax convert` made of the published file, or of others
+    of its form."""
     if (kind := weights.read_description(path)["kind"]) != "inception":
-        raise UserError(f"{path} is of kind {kind}; --inception takes the Inception network of FID")
+        raise UserError(
+            f"{path} is of kind {kind}; --inception takes the Inception network of FID"
+        )
     loaded = weights.load(path, np.float32)
-    told = loaded.metadata.get("source_sha256") or fingerprint(loaded.config, loaded.params)
+    told = loaded.metadata.get("source_sha256") or fingerprint(
+        loaded.config, loaded.params
+    )
     rounded = "" if loaded.metadata.get("dtype") == "float32" else " rounded"
     return FeatureNetwork(loaded.config, loaded.params, f"{told}{rounded}")
 
@@ -110,13 +136,24 @@ def _apply(config: InceptionConfig, how: str, params, images) -> Any:
     return Inception(config).apply({"params": params}, resize(images, how))
 
 
-def features(network: FeatureNetwork, images: ImageSet, batch: int, how: str = "tf1") -> Iterator[Features]:
-    """Yields the features of all images in their order, a batch at a time, as numpy arrays."""
-    size = min(batch, images.count)  # the last batch is filled up, so that one program serves all
-    with tqdm(total=images.count, desc=images.path.name, unit="image", disable=None) as bar:
+def features(
+    network: FeatureNetwork, images: ImageSet, batch: int, how: str = "tf1"
+) -> Iterator[Features]:
+    """Yields the features of all images in their order, a batch at a time, as numpy
+    arrays."""
+    size = min(
+        batch, images.count
+    )  # the last batch is filled up, so that one program serves all
+    with tqdm(
+        total=images.count, desc=images.path.name, unit="image", disable=None
+    ) as bar:
         for some in images.batches(batch):
-            filled = np.concatenate([some, np.zeros((size - len(some), *images.shape), np.uint8)])
+            filled = np.concatenate(
+                [some, np.zeros((size - len(some), *images.shape), np.uint8)]
+            )
             with jax.default_matmul_precision("highest"):
-                made = jax.device_get(_apply(network.config, how, network.params, filled))
+                made = jax.device_get(
+                    _apply(network.config, how, network.params, filled)
+                )
             yield Features(*[np.asarray(part)[: len(some)] for part in made])  # type: ignore[arg-type]
             bar.update(len(some))

@@ -1,4 +1,5 @@
-"""Reads what pictures of words say: the share of right words, and tests of how frequent they are."""
+"""Reads what pictures of words say: the share of right words, and tests of how frequent
+they are."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ MISSPELT = -1
 
 
 class Reading(NamedTuple):
-    """Holds what N pictures say: the text of every line, and the words [N, lines] by their numbers in the
-    list of the picture's topic, or MISSPELT."""
+    """Holds what N pictures say: the text of every line, and the words [N, lines] by
+    their numbers in the list of the picture's topic, or MISSPELT."""
 
     text: list[tuple[str, ...]]
     words: np.ndarray
@@ -35,13 +36,18 @@ class Reader(NamedTuple):
 
     def __call__(self, images: np.ndarray, labels: np.ndarray) -> Reading:
         """Reads uint8 images [N, H, W, 1] of the topics `labels` [N]."""
-        found = np.array(list(self.data.letters))[self.classify(to_cells(images))[0]].reshape(
-            -1, LINES, LINES
-        )
+        found = np.array(list(self.data.letters))[
+            self.classify(to_cells(images))[0]
+        ].reshape(-1, LINES, LINES)
         text = [tuple("".join(line) for line in page) for page in found]
-        lists = [{word: i for i, word in enumerate(words(topic))} for topic in self.data.topics]
-        known = [[lists[topic].get(line.strip(BLANK), MISSPELT) for line in page]
-                 for page, topic in zip(text, labels)]  # fmt: skip
+        lists = [
+            {word: i for i, word in enumerate(words(topic))}
+            for topic in self.data.topics
+        ]
+        known = [
+            [lists[topic].get(line.strip(BLANK), MISSPELT) for line in page]
+            for page, topic in zip(text, labels)
+        ]
         return Reading(text, np.array(known).reshape(-1, LINES))
 
     def features(self, images: np.ndarray) -> np.ndarray:
@@ -55,7 +61,10 @@ def make_reader(data: Words, settings=READER) -> Reader:
 
 
 def as_often_right(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """The p-value of words being right equally often in two sets of pictures [N, lines], both with `labels`.
-    Pictures are permuted within the topics, so lines may depend on one another."""
+    """The p-value of words being right equally often in two sets of pictures [N,
+    lines], both with `labels`. Pictures are permuted within the topics, so lines may
+    depend on one another."""
     right = (np.concatenate([x, y]) != MISSPELT).sum(axis=1)
-    return permuted_p_value(lambda signs: np.abs(signs @ right), np.tile(labels, 2), len(x))
+    return permuted_p_value(
+        lambda signs: np.abs(signs @ right), np.tile(labels, 2), len(x)
+    )

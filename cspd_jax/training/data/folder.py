@@ -43,7 +43,8 @@ class Folder:
 
     @functools.cached_property
     def images(self) -> Batch:
-        """All images, uint8, with their labels; files that cannot be read are left out."""
+        """All images, uint8, with their labels; files that cannot be read are left
+        out."""
         read, labels = [], []
         for path, label in tqdm(list_images(self.root)[1], desc="images", disable=None):
             try:
@@ -53,33 +54,54 @@ class Folder:
                 print(f"{path} is left out: {error}", file=sys.stderr)
         return Batch(np.stack(read), np.array(labels, np.int32))
 
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+    def batch(
+        self, index: int, size: int, *, seed: int = 0, split: Split = "train"
+    ) -> Batch:
         every = np.arange(len(self.images.labels))
         held_out = every % self.held_out == 0 if self.held_out else every < 0
         rows = every[held_out == (split == "held-out")]
         rows = rows[shuffled(len(rows), index, size, seed=seed, split=split)]
-        return Batch(self.images.images[rows].astype(np.float32) / 127.5 - 1, self.images.labels[rows])
+        return Batch(
+            self.images.images[rows].astype(np.float32) / 127.5 - 1,
+            self.images.labels[rows],
+        )
 
 
 def list_images(root: str) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, int]]]:
-    """Returns the class names (sub-folders with images, sorted, as numbers if all are) and each image file
-    with its class; a folder without such is one class, with its own name."""
+    """Returns the class names (sub-folders with images, sorted, as numbers if all are)
+    and each image file with its class; a folder without such is one class, with its own
+    name."""
     folder = pathlib.Path(root)
-    classes = [path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)]
-    inside = {path.name: found for path in classes if (found := files_in(path, SUFFIXES))}
+    classes = [
+        path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)
+    ]
+    inside = {
+        path.name: found for path in classes if (found := files_in(path, SUFFIXES))
+    }
     inside = inside or {folder.resolve().name: files_in(folder, SUFFIXES, below=False)}
     if not any(inside.values()):
-        raise UserError(f"{root} holds no images; expected images, or one sub-folder of images per class")
+        raise UserError(
+            f"{root} holds no images; expected images, or one sub-folder of images per"
+            " class"
+        )
     names = tuple(in_order(inside))
-    return names, [(path, label) for label, name in enumerate(names) for path in inside[name]]
+    return names, [
+        (path, label) for label, name in enumerate(names) for path in inside[name]
+    ]
 
 
 def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     """Returns the central square of a picture, scaled: uint8 [size, size, channels]."""
     with Image.open(path) as opened:
-        picture = eight_bits(ImageOps.exif_transpose(opened)).convert("L" if channels == 1 else "RGB")
-    while min(picture.size) >= 2 * size:  # halving by boxes first keeps the final filter sharp
-        picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
+        picture = eight_bits(ImageOps.exif_transpose(opened)).convert(
+            "L" if channels == 1 else "RGB"
+        )
+    while (
+        min(picture.size) >= 2 * size
+    ):  # halving by boxes first keeps the final filter sharp
+        picture = picture.resize(
+            (picture.width // 2, picture.height // 2), Image.Resampling.BOX
+        )
     square = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
     return np.asarray(square, np.uint8).reshape(size, size, channels)
 

@@ -1,8 +1,10 @@
-"""Rendered digits and letters with randomly deformed outlines: an endless, seeded data set.
+"""Rendered digits and letters with randomly deformed outlines: an endless, seeded data
+set.
 
-A glyph is stored as a signed distance field d, made once from a font that matplotlib ships. Sampling d at
-affinely and elastically displaced points and putting a soft threshold on d + weight gives anti-aliased
-pictures of any stroke weight without rendering a font again: thousands of images a second on one core.
+A glyph is stored as a signed distance field d, made once from a font that matplotlib
+ships. Sampling d at affinely and elastically displaced points and putting a soft
+threshold on d + weight gives anti-aliased pictures of any stroke weight without
+rendering a font again: thousands of images a second on one core.
 """
 
 from __future__ import annotations
@@ -28,9 +30,14 @@ _SHEAR = 0.1  # the largest, a tangent
 _STRETCH = 0.08  # the largest change of a side's logarithm
 _SHIFT = 1.0  # the largest
 _ELASTIC = 0.5  # standard deviation of the displacement of the knots of a 4 x 4 grid
-_BOLD, _WEIGHT = 0.25, 0.35  # the mean of what is added to the stroke's half width, the largest deviation
+_BOLD, _WEIGHT = (
+    0.25,
+    0.35,
+)  # the mean of what is added to the stroke's half width, the largest deviation
 _CONTRAST = 0.2  # how far ink and background may be from the ends of [-1, 1]
-_GRADIENT = 0.1  # the largest difference of the background between the centre and an edge
+_GRADIENT = (
+    0.1  # the largest difference of the background between the centre and an edge
+)
 _GRAIN = 0.02  # standard deviation of noise on every pixel
 
 
@@ -62,7 +69,9 @@ class Glyphs:
     def class_names(self) -> tuple[str, ...]:
         return tuple(self.classes)
 
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+    def batch(
+        self, index: int, size: int, *, seed: int = 0, split: Split = "train"
+    ) -> Batch:
         random = generator(seed, split, index)
         labels = random.integers(len(self.classes), size=size)
         fonts = random.integers(len(self.fonts), size=size)
@@ -70,13 +79,18 @@ class Glyphs:
         fields = distance_fields(self.classes, self.fonts)
         distance = bilinear(fields, labels * len(self.fonts) + fonts, rows, columns)
         distance *= _EXTENT * self.size / (FIELD - 2 * MARGIN)
-        weight = random.uniform(_BOLD - _WEIGHT, _BOLD + _WEIGHT, (size, 1, 1)).astype(np.float32)
+        weight = random.uniform(_BOLD - _WEIGHT, _BOLD + _WEIGHT, (size, 1, 1)).astype(
+            np.float32
+        )
         images = _colour(random, np.clip(0.5 + distance + weight, 0, 1))
         return Batch(images[..., None], labels.astype(np.int32))
 
 
-def _places(random: np.random.Generator, size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the point of the distance field that each pixel samples: rows and columns [B, side, side]."""
+def _places(
+    random: np.random.Generator, size: int, side: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the point of the distance field that each pixel samples: rows and columns
+    [B, side, side]."""
     angle = np.deg2rad(random.uniform(-_ROTATION, _ROTATION, size))
     shear = random.uniform(-_SHEAR, _SHEAR, size)
     stretch = np.exp(random.uniform(-_STRETCH, _STRETCH, (2, size)))
@@ -87,25 +101,35 @@ def _places(random: np.random.Generator, size: int, side: int) -> tuple[np.ndarr
 
     centred = (np.arange(side) + 0.5 - side / 2).astype(np.float32)
     bend = _smooth_interpolation(side, _ELASTIC_GRID)
-    knots = random.normal(0, _ELASTIC, (2, size, _ELASTIC_GRID, _ELASTIC_GRID)).astype(np.float32)
+    knots = random.normal(0, _ELASTIC, (2, size, _ELASTIC_GRID, _ELASTIC_GRID)).astype(
+        np.float32
+    )
     moved = np.einsum("ri,abij,cj->abrc", bend, knots, bend, optimize=True)
     y = centred[:, None] + shift[0] + moved[0]
     x = centred + shift[1] + moved[1]
-    m = (matrix * (FIELD - 2 * MARGIN) / (_EXTENT * side)).astype(np.float32)[:, :, :, None, None]
+    m = (matrix * (FIELD - 2 * MARGIN) / (_EXTENT * side)).astype(np.float32)[
+        :, :, :, None, None
+    ]
     middle = np.float32(FIELD / 2 - 0.5)
-    return m[:, 0, 0] * y + m[:, 0, 1] * x + middle, m[:, 1, 0] * y + m[:, 1, 1] * x + middle
+    return m[:, 0, 0] * y + m[:, 0, 1] * x + middle, m[:, 1, 0] * y + m[
+        :, 1, 1
+    ] * x + middle
 
 
 @functools.lru_cache(maxsize=8)
 def _smooth_interpolation(points: int, knots: int) -> np.ndarray:
-    """Returns weights [points, knots] of a smooth curve through equally spaced values (rows sum to 1)."""
+    """Returns weights [points, knots] of a smooth curve through equally spaced values
+    (rows sum to 1)."""
     distance = np.linspace(0, knots - 1, points)[:, None] - np.arange(knots)
     weights = np.exp(-0.5 * (distance / 0.6) ** 2)
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def bilinear(fields: np.ndarray, which: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Samples fields[which[b]] at (rows, columns) [B, H, W], clamped to the border: [B, H, W]."""
+def bilinear(
+    fields: np.ndarray, which: np.ndarray, rows: np.ndarray, columns: np.ndarray
+) -> np.ndarray:
+    """Samples fields[which[b]] at (rows, columns) [B, H, W], clamped to the border: [B,
+    H, W]."""
     side = fields.shape[-1]
     rows, columns = np.clip(rows, 0, side - 1.001), np.clip(columns, 0, side - 1.001)
     top, left = rows.astype(np.int32), columns.astype(np.int32)
@@ -118,28 +142,37 @@ def bilinear(fields: np.ndarray, which: np.ndarray, rows: np.ndarray, columns: n
 
 
 def _colour(random: np.random.Generator, ink: np.ndarray) -> np.ndarray:
-    """Puts bright ink (coverage [B, H, W]) on a dark background with a gentle slope, in [-1, 1]."""
+    """Puts bright ink (coverage [B, H, W]) on a dark background with a gentle slope, in
+    [-1, 1]."""
     size, side = ink.shape[0], ink.shape[1]
     background = random.uniform(-1 + _GRAIN, -1 + _CONTRAST, (size, 1, 1))
     foreground = random.uniform(1 - _CONTRAST, 1 - _GRAIN, (size, 1, 1))
     slope = random.uniform(-_GRADIENT, _GRADIENT, (2, size, 1, 1))
     ramp = np.linspace(-1, 1, side)
-    background = background + (slope[0] * ramp[:, None] + slope[1] * ramp) / 2 + _GRADIENT
+    background = (
+        background + (slope[0] * ramp[:, None] + slope[1] * ramp) / 2 + _GRADIENT
+    )
     grain = random.standard_normal(ink.shape, dtype=np.float32) * np.float32(_GRAIN)
-    return np.clip(background + ink * (foreground - background) + grain, -1, 1).astype(np.float32)
+    return np.clip(background + ink * (foreground - background) + grain, -1, 1).astype(
+        np.float32
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def distance_fields(characters: str, fonts: tuple[str, ...]) -> np.ndarray:
-    """Returns the distance field of each character in each font: [characters * fonts, FIELD, FIELD]."""
-    return np.stack([distance_field(font, character) for character in characters for font in fonts])
+    """Returns the distance field of each character in each font: [characters * fonts,
+    FIELD, FIELD]."""
+    return np.stack(
+        [distance_field(font, character) for character in characters for font in fonts]
+    )
 
 
 def distance_field(font: str, character: str) -> np.ndarray:
-    """Returns the signed distance to the glyph's outline, positive inside: [FIELD, FIELD] float32.
+    """Returns the signed distance to the glyph's outline, positive inside: [FIELD,
+    FIELD] float32.
 
-    The glyph is centred; the longer side of its tight box is FIELD - 2 MARGIN samples, which is also the
-    unit of the distances. Nothing is near a blank.
+    The glyph is centred; the longer side of its tight box is FIELD - 2 MARGIN samples,
+    which is also the unit of the distances. Nothing is near a blank.
     """
     from scipy.ndimage import distance_transform_edt
 
@@ -151,7 +184,9 @@ def distance_field(font: str, character: str) -> np.ndarray:
     inner = (FIELD - 2 * MARGIN) * _FINE
     scale = inner / max(box.shape)
     shape = [max(1, round(side * scale)) for side in box.shape]
-    resized = Image.fromarray(box.astype(np.uint8) * 255).resize(shape[::-1], Image.Resampling.BILINEAR)
+    resized = Image.fromarray(box.astype(np.uint8) * 255).resize(
+        shape[::-1], Image.Resampling.BILINEAR
+    )
     fine = np.zeros((FIELD * _FINE, FIELD * _FINE), bool)
     top, left = ((FIELD * _FINE - side) // 2 for side in shape)
     fine[top : top + shape[0], left : left + shape[1]] = np.asarray(resized) > 127
@@ -162,12 +197,15 @@ def distance_field(font: str, character: str) -> np.ndarray:
 
 
 def _rendered(font: str, character: str) -> np.ndarray:
-    """Draws a large black-and-white picture of the character in one of matplotlib's fonts: bool."""
+    """Draws a large black-and-white picture of the character in one of matplotlib's
+    fonts: bool."""
     import matplotlib
 
     side = 2 * FIELD * _FINE
     canvas = Image.new("L", (side, side))
     file = pathlib.Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf")
     face = ImageFont.truetype(str(file), side // 2)
-    ImageDraw.Draw(canvas).text((side // 2, side // 2), character, fill=255, font=face, anchor="mm")
+    ImageDraw.Draw(canvas).text(
+        (side // 2, side // 2), character, fill=255, font=face, anchor="mm"
+    )
     return np.asarray(canvas) > 127

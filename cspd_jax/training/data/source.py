@@ -1,4 +1,5 @@
-"""The interface of a data set: numbered batches, each a pure function of (seed, split, index)."""
+"""The interface of a data set: numbered batches, each a pure function of (seed, split,
+index)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Batch(NamedTuple):
 
 
 class Source(Protocol):
-    """A labelled data set. Its batch `index` never depends on which batches were made before it."""
+    """A labelled data set. Its batch `index` never depends on which batches were made
+    before it."""
 
     @property
     def shape(self) -> tuple[int, int, int]: ...
@@ -32,19 +34,27 @@ class Source(Protocol):
     @property
     def class_names(self) -> tuple[str, ...]: ...
 
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        """Makes batch number `index` of the endless sequence that belongs to (seed, split)."""
+    def batch(
+        self, index: int, size: int, *, seed: int = 0, split: Split = "train"
+    ) -> Batch:
+        """Makes batch number `index` of the endless sequence that belongs to (seed,
+        split)."""
 
 
 def generator(seed: int, split: Split, *numbers: int) -> np.random.Generator:
-    """Returns the random numbers of (seed, split, numbers); different ones are independent."""
+    """Returns the random numbers of (seed, split, numbers); different ones are
+    independent."""
     return np.random.default_rng([_SPLITS[split], seed, *numbers])
 
 
-def shuffled(count: int, index: int, size: int, *, seed: int, split: Split) -> np.ndarray:
-    """Returns batch `index` of `size` indices into a finite set of `count` rows: [size].
+def shuffled(
+    count: int, index: int, size: int, *, seed: int, split: Split
+) -> np.ndarray:
+    """Returns batch `index` of `size` indices into a finite set of `count` rows:
+    [size].
 
-    The batches are consecutive pieces of an endless sequence of permutations of the set.
+    The batches are consecutive pieces of an endless sequence of permutations of the
+    set.
     """
     places = np.arange(index * size, (index + 1) * size)
     epochs = np.arange(places[0] // count, places[-1] // count + 1)

@@ -1,8 +1,10 @@
-"""Pictures of words: an endless, seeded data set in which tokens depend strongly on one another.
+"""Pictures of words: an endless, seeded data set in which tokens depend strongly on one
+another.
 
-A picture is a page of lines, in each a word of the picture's topic, and every letter has a cell of its own.
-Where a cell is a token, letters that are drawn at once, each from its own distribution, mix words: a sampler
-that draws several tokens in a step misspells, and everybody can see it.
+A picture is a page of lines, in each a word of the picture's topic, and every letter
+has a cell of its own. Where a cell is a token, letters that are drawn at once, each
+from its own distribution, mix words: a sampler that draws several tokens in a step
+misspells, and everybody can see it.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ BLANK = " "
 LINES = 8  # of a page, each with a word; a line has as many cells
 CELL = 8  # pixels along the side of a letter's square cell
 
-# How much the letters of different pages vary; those of one page are alike. Lengths are in pixels.
+# How much the letters of different pages vary; those of one page are alike. Lengths are
+# in pixels.
 _EXTENT = 7.0  # the longer side of a letter's box
 _ZOOM = 0.02  # the largest change of the extent's logarithm
 _SHIFT = 0.2  # the largest shift of letters within their cells
-_BOLD, _WEIGHT = 0.15, 0.08  # the mean of what is added to the stroke's half width, the largest deviation
+_BOLD, _WEIGHT = (
+    0.15,
+    0.08,
+)  # the mean of what is added to the stroke's half width, the largest deviation
 _CONTRAST = 0.1  # how far ink and background may be from the ends of [-1, 1]
 _GRAIN = 0.02  # standard deviation of noise on every pixel
 
@@ -57,55 +63,98 @@ class Words:
     @functools.cached_property
     def letters(self) -> str:
         """What a cell can show, blanks last."""
-        return "".join(sorted({c for topic in self.topics for c in "".join(words(topic))})) + BLANK
+        return (
+            "".join(sorted({c for topic in self.topics for c in "".join(words(topic))}))
+            + BLANK
+        )
 
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+    def batch(
+        self, index: int, size: int, *, seed: int = 0, split: Split = "train"
+    ) -> Batch:
         """Makes pages; their contents are indices of `letters`."""
         random = generator(seed, split, index)
         labels = random.integers(len(self.topics), size=size)
         which = random.integers(self._spelt.shape[1], size=(size, LINES))
         pages = self._spelt[labels[:, None], which].astype(np.int32)
-        return Batch(self.pictures(random, pages), labels.astype(np.int32), pages.reshape(size, -1))
+        return Batch(
+            self.pictures(random, pages),
+            labels.astype(np.int32),
+            pages.reshape(size, -1),
+        )
 
     @functools.cached_property
     def _spelt(self) -> np.ndarray:
-        """The words of each topic, of which all have as many: [topics, words, LINES] indices of `letters`."""
+        """The words of each topic, of which all have as many: [topics, words, LINES]
+        indices of `letters`."""
         spell = lambda word: [self.letters.index(c) for c in word.ljust(LINES, BLANK)]
-        return np.array([[spell(word) for word in words(topic)] for topic in self.topics])
+        return np.array(
+            [[spell(word) for word in words(topic)] for topic in self.topics]
+        )
 
     def pictures(self, random: np.random.Generator, pages: np.ndarray) -> np.ndarray:
         """Draws images in [-1, 1] of pages [B, LINES, LINES]."""
         size, cells = len(pages), LINES**2
         fonts = random.integers(len(self.fonts), size=size)
-        extent = (_EXTENT * np.exp(random.uniform(-_ZOOM, _ZOOM, size))).astype(np.float32)
+        extent = (_EXTENT * np.exp(random.uniform(-_ZOOM, _ZOOM, size))).astype(
+            np.float32
+        )
         shift = random.uniform(-_SHIFT, _SHIFT, (2, size, 1)).astype(np.float32)
-        weight = random.uniform(_BOLD - _WEIGHT, _BOLD + _WEIGHT, (size, 1, 1)).astype(np.float32)
-        background = random.uniform(-1 + _GRAIN, -1 + _CONTRAST, (size, 1, 1)).astype(np.float32)
-        foreground = random.uniform(1 - _CONTRAST, 1 - _GRAIN, (size, 1, 1)).astype(np.float32)
+        weight = random.uniform(_BOLD - _WEIGHT, _BOLD + _WEIGHT, (size, 1, 1)).astype(
+            np.float32
+        )
+        background = random.uniform(-1 + _GRAIN, -1 + _CONTRAST, (size, 1, 1)).astype(
+            np.float32
+        )
+        foreground = random.uniform(1 - _CONTRAST, 1 - _GRAIN, (size, 1, 1)).astype(
+            np.float32
+        )
 
-        unit = (FIELD - 2 * MARGIN) / extent[:, None]  # samples of a distance field per pixel
+        unit = (FIELD - 2 * MARGIN) / extent[
+            :, None
+        ]  # samples of a distance field per pixel
         middle = np.arange(CELL, dtype=np.float32) + np.float32(0.5 - CELL / 2)
-        rows, columns = (middle + shift) * unit + np.float32(FIELD / 2 - 0.5)  # each [B, CELL]
+        rows, columns = (middle + shift) * unit + np.float32(
+            FIELD / 2 - 0.5
+        )  # each [B, CELL]
         each = np.repeat(np.arange(size), cells)
         which = pages.ravel() * len(self.fonts) + fonts[each]
         fields = distance_fields(self.letters, self.fonts)
-        distance = bilinear(fields, which, rows[each][:, :, None], columns[each][:, None, :])
-        ink = np.clip(0.5 + distance.reshape(size, cells, -1) / unit[:, :, None] + weight, 0, 1)
+        distance = bilinear(
+            fields, which, rows[each][:, :, None], columns[each][:, None, :]
+        )
+        ink = np.clip(
+            0.5 + distance.reshape(size, cells, -1) / unit[:, :, None] + weight, 0, 1
+        )
         images = background + ink * (foreground - background)
-        images += np.float32(_GRAIN) * random.standard_normal(images.shape, dtype=np.float32)
-        images = np.clip(images, -1, 1).astype(np.float32).reshape(size, LINES, LINES, CELL, CELL)
+        images += np.float32(_GRAIN) * random.standard_normal(
+            images.shape, dtype=np.float32
+        )
+        images = (
+            np.clip(images, -1, 1)
+            .astype(np.float32)
+            .reshape(size, LINES, LINES, CELL, CELL)
+        )
         return images.transpose(0, 1, 3, 2, 4).reshape(size, *self.shape)
 
 
 class Cells:
-    """Draws single cells of pages of random letters, as a `Source` whose classes are the letters."""
+    """Draws single cells of pages of random letters, as a `Source` whose classes are
+    the letters."""
 
     def __init__(self, data: Words):
-        self._data, self.shape, self.class_names = data, (CELL, CELL, 1), tuple(data.letters)
+        self._data, self.shape, self.class_names = (
+            data,
+            (CELL, CELL, 1),
+            tuple(data.letters),
+        )
 
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+    def batch(
+        self, index: int, size: int, *, seed: int = 0, split: Split = "train"
+    ) -> Batch:
         random = generator(seed, split, index, 1)
-        pages = random.integers(len(self.class_names), size=(-(-size // LINES**2), LINES, LINES))
+        pages = random.integers(
+            len(self.class_names), size=(-(-size // LINES**2), LINES, LINES)
+        )
         images = to_cells(self._data.pictures(random, pages))
         return Batch(images[:size], pages.ravel()[:size].astype(np.int32))
 

@@ -1,14 +1,17 @@
-"""Distillation: a small draft learns the target's Gaussians on states of the target's own process.
+"""Distillation: a small draft learns the target's Gaussians on states of the target's
+own process.
 
-A draft path is accepted with probability at most min(1, p(X) / q(X)), so what matters is how far the draft's
-distribution q of paths is from the target's p. Their divergence is a sum over the T transitions of sampling,
+A draft path is accepted with probability at most min(1, p(X) / q(X)), so what matters
+is how far the draft's distribution q of paths is from the target's p. Their divergence
+is a sum over the T transitions of sampling,
 
     KL(p || q) = sum_i E_{x ~ p} KL(p(. | x, z_p) || q(. | x, z_q)),
 
-in closed form for Gaussians. It amounts to a weighted matching of eps and of the variance, in which small
-noise levels weigh most. It is estimated at random steps i of the *sampling* schedule, at states x made by
-noising a token of the data. The squared difference of eps is added, because the path KL alone says little
-about high noise levels, where an untrained draft is far off.
+in closed form for Gaussians. It amounts to a weighted matching of eps and of the
+variance, in which small noise levels weigh most. It is estimated at random steps i of
+the *sampling* schedule, at states x made by noising a token of the data. The squared
+difference of eps is added, because the path KL alone says little about high noise
+levels, where an untrained draft is far off.
 """
 
 from __future__ import annotations
@@ -42,43 +45,70 @@ def learning(config: TrainConfig, target: tuple[MARModel, Any]) -> Learning:
     draft = MARModel(config.model, teacher.dtype)
     steps = sampling_schedule(config.model.respacing).num_steps
 
-    def loss(bucket: Bucket, params: Any, key: Array, known: Array, batch: Any, target_params: Any):
+    def loss(
+        bucket: Bucket,
+        params: Any,
+        key: Array,
+        known: Array,
+        batch: Any,
+        target_params: Any,
+    ):
         tokens, labels, _ = batch
-        draws = mar.draw(jax.random.fold_in(key, _DRAWS), tokens.shape, bucket, known, config.copies)
-        at = jax.random.randint(jax.random.fold_in(key, _STEPS), draws.t.shape, 0, steps)
+        draws = mar.draw(
+            jax.random.fold_in(key, _DRAWS), tokens.shape, bucket, known, config.copies
+        )
+        at = jax.random.randint(
+            jax.random.fold_in(key, _STEPS), draws.t.shape, 0, steps
+        )
         # Each model embeds the class itself; context, states and steps are shared.
         inputs = (tokens, labels, draws, at, bucket)
         eps, p = gaussians(teacher, target_params, *inputs)
         draft_eps, q = gaussians(draft, params, *inputs)
         path = steps * jnp.sum(mar.kl_divergence(p, q), axis=-1)
         square = jnp.mean((draft_eps - eps) ** 2, axis=-1)
-        both = mar.mean_of_unknown(square, draws) + mar.mean_of_unknown(path, draws) / tokens.shape[2]
+        both = (
+            mar.mean_of_unknown(square, draws)
+            + mar.mean_of_unknown(path, draws) / tokens.shape[2]
+        )
         return both, both
 
-    step = mar.in_buckets(config, loss, n_known, config.model.seq_len - 1, target_params)
+    step = mar.in_buckets(
+        config, loss, n_known, config.model.seq_len - 1, target_params
+    )
     return Learning(mar.batches(config), step)
 
 
 def n_known(config: TrainConfig, step: int) -> int:
-    """Draws the number of tokens shown in step `step`: contexts of every length are equally frequent, as in
-    generation."""
+    """Draws the number of tokens shown in step `step`: contexts of every length are
+    equally frequent, as in generation."""
     random = np.random.default_rng([MASK, config.seed, step])
     return int(random.integers(config.model.seq_len))
 
 
 def gaussians(
-    model: MARModel, params: Any, tokens: Array, labels: Array, draws: Draws, at: Array, bucket: Bucket
+    model: MARModel,
+    params: Any,
+    tokens: Array,
+    labels: Array,
+    draws: Draws,
+    at: Array,
+    bucket: Bucket,
 ) -> tuple[Array, Gaussian]:
-    """Returns eps and the transition at steps `at` [M, B, Q] of the sampling schedule, for the last Q tokens:
-    arrays [M, B, Q, C]."""
+    """Returns eps and the transition at steps `at` [M, B, Q] of the sampling schedule,
+    for the last Q tokens: arrays [M, B, Q, C]."""
     x0, z = mar.contexts(model, params, tokens, labels, draws, bucket.most)
-    c, x, eps, v = mar.denoised(model, params, model.config.respacing, x0, z, at, draws.noise)
+    c, x, eps, v = mar.denoised(
+        model, params, model.config.respacing, x0, z, at, draws.noise
+    )
     return eps, transition(c, x, eps, v)
 
 
 def measure(target: ImageModel, config: TrainConfig, params: Any) -> dict[str, float]:
-    """Generates some images of the target with the draft, and measures how often it is accepted."""
+    """Generates some images of the target with the draft, and measures how often it is
+    accepted."""
     draft = ImageModel("draft", MARModel(config.model), params)
     labels = np.arange(_IMAGES) % config.model.num_classes
-    _, info = generate(run_key(config.seed, MEASURE), target, labels, DraftSpeculation(draft))
+    _, info = generate(
+        run_key(config.seed, MEASURE), target, labels, DraftSpeculation(draft)
+    )
     return {"acceptance": round(float(info.acceptance or 0.0), 4)}

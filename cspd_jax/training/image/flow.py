@@ -1,6 +1,8 @@
-"""Flow matching for causal models: the velocity from noise to each token, given the tokens before it.
+"""Flow matching for causal models: the velocity from noise to each token, given the
+tokens before it.
 
-At a time t = sigmoid(normal), x_t = (1 - t) noise + t token, the head learns token - noise by squared error.
+At a time t = sigmoid(normal), x_t = (1 - t) noise + t token, the head learns token -
+noise by squared error.
 """
 
 from __future__ import annotations
@@ -32,19 +34,30 @@ def learning(config: RunConfig) -> Learning:
         found = flow_objective(model, params, tokens, labels, dropped, t, noise)
         return found, found
 
-    return Learning(batches(config), lambda _, state, batch: descend(config, loss, state, batch))
+    return Learning(
+        batches(config), lambda _, state, batch: descend(config, loss, state, batch)
+    )
 
 
 def flow_objective(
-    model: SphereModel, params: Any, tokens: Array, labels: Array, dropped: Array, t: Array, noise: Array
+    model: SphereModel,
+    params: Any,
+    tokens: Array,
+    labels: Array,
+    dropped: Array,
+    t: Array,
+    noise: Array,
 ) -> Array:
     """Returns the loss of a batch, the squared error of the velocity.
 
-    tokens: [B, L, C] by position. labels: [B]. dropped: [B] bool, rows trained without their label.
+    tokens: [B, L, C] by position. labels: [B]. dropped: [B] bool, rows trained without
+        their label.
     t: [M, B, L] times of M copies. noise: [M, B, L, C].
     """
     embedding = model.embed_class(params, labels, dropped)
     z = full_forward(model.config, params["backbone"], tokens, embedding, model.dtype)
     x = (1 - t[..., None]) * noise + t[..., None] * tokens
-    velocity: Any = make_head(model.config, model.dtype).apply({"params": params["head"]}, x, t, z)
+    velocity: Any = make_head(model.config, model.dtype).apply(
+        {"params": params["head"]}, x, t, z
+    )
     return jnp.mean((velocity - (tokens - noise)) ** 2)

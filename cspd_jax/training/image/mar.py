@@ -1,11 +1,13 @@
-"""MAR's training objective: denoising score matching on the masked tokens, plus the variance term.
+"""MAR's training objective: denoising score matching on the masked tokens, plus the
+variance term.
 
 For a token x_0, a timestep t and noise e, x_t = sqrt(a_t) x_0 + sqrt(1 - a_t) e and
 
-    loss = |eps(x_t, t, z) - e|^2 / d  +  KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t, z)) / (d ln 2)
+    loss = |eps(x_t, t, z) - e|^2 / d  +  KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t,
+    z)) / (d ln 2)
 
-where the gradient of the second term reaches the variance only (its mean is stopped), and at t = 0 it is
-the negative log-likelihood of x_0 on a grid of 8-bit values.
+where the gradient of the second term reaches the variance only (its mean is stopped),
+and at t = 0 it is the negative log-likelihood of x_0 on a grid of 8-bit values.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, posterior, transition
+from cspd_jax.diffusion.gaussian import (
+    Coefficients,
+    Gaussian,
+    coefficients,
+    posterior,
+    transition,
+)
 from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, make_schedule
 from cspd_jax.image.pixels import patchify
 from cspd_jax.keys import seed_key
@@ -39,16 +47,19 @@ _LAST = ["attn", "proj"], ["mlp", "fc2"]  # the last layers of a block's two par
 
 
 class Bucket(NamedTuple):
-    """A range of numbers of known tokens that share one compiled step, both ends included."""
+    """A range of numbers of known tokens that share one compiled step, both ends
+    included."""
 
     least: int
     most: int
 
 
 class Draws(NamedTuple):
-    """Everything random in one evaluation of the objective; M is the diffusion batch multiplier.
+    """Everything random in one evaluation of the objective; M is the diffusion batch
+    multiplier.
 
-    reveal: [B, L] positions; the first n_known of them are given, the rest must be predicted.
+    reveal: [B, L] positions; the first n_known of them are given, the rest must be
+        predicted.
     n_known: [], the same for all rows.
     dropped: [B] bool, rows trained without their label.
     t: [M, B, Q] timesteps 0..999 of the last Q tokens in reveal order.
@@ -63,19 +74,28 @@ class Draws(NamedTuple):
 
 
 def learning(config: TrainConfig) -> Learning:
-    """Returns how a model learns the data. With `config.hint` they say what its tokens show."""
+    """Returns how a model learns the data. With `config.hint` they say what its tokens
+    show."""
     model = MARModel(config.model, jnp.dtype(config.dtype))
 
-    def loss(bucket: Bucket, params: Any, key: Array, known: Array, batch: Any) -> tuple[Array, Array]:
+    def loss(
+        bucket: Bucket, params: Any, key: Array, known: Array, batch: Any
+    ) -> tuple[Array, Array]:
         tokens, labels, contents = batch
         draws = draw(key, tokens.shape, bucket, known, config.copies)
         draws = focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
-        plain, z = objective(model, params, tokens, labels, draws, bucket.most, config.max_weight)
+        plain, z = objective(
+            model, params, tokens, labels, draws, bucket.most, config.max_weight
+        )
         if not config.hint:
             return plain, plain
-        return plain + config.hint * hints(z, draws, contents, len(config.data.letters)), plain
+        return plain + config.hint * hints(
+            z, draws, contents, len(config.data.letters)
+        ), plain
 
-    largest = config.model.seq_len - math.ceil(config.model.seq_len * config.least_mask_ratio)
+    largest = config.model.seq_len - math.ceil(
+        config.model.seq_len * config.least_mask_ratio
+    )
     return Learning(batches(config), in_buckets(config, loss, n_known, largest))
 
 
@@ -89,10 +109,14 @@ def batches(config: RunConfig) -> Callable[[int], Batch]:
     return batch
 
 
-def in_buckets(config: TrainConfig, loss: Callable, n_known: Callable, largest: int, *given: Any) -> Callable:
-    """Returns the steps of a `Learning`, compiled once for each range of numbers of known tokens.
+def in_buckets(
+    config: TrainConfig, loss: Callable, n_known: Callable, largest: int, *given: Any
+) -> Callable:
+    """Returns the steps of a `Learning`, compiled once for each range of numbers of
+    known tokens.
 
-    loss: (bucket, params, the key of the step, number of tokens shown, batch, *given) -> see `descend`.
+    loss: (bucket, params, the key of the step, number of tokens shown, batch, *given)
+        -> see `descend`.
     n_known: (config, step) -> how many tokens the step shows, up to `largest`.
     """
     width = -(-(largest + 1) // config.buckets)
@@ -108,10 +132,11 @@ def in_buckets(config: TrainConfig, loss: Callable, n_known: Callable, largest: 
 
 
 def n_known(config: TrainConfig, step: int) -> int:
-    """Draws the number of tokens shown in step `step`, on the host because it selects the compiled shape; at
-    least one stays hidden.
+    """Draws the number of tokens shown in step `step`, on the host because it selects
+    the compiled shape; at least one stays hidden.
 
-    MAR's mask ratio is a normal with mean 1 and the given standard deviation, truncated to [least, 1].
+    MAR's mask ratio is a normal with mean 1 and the given standard deviation, truncated
+    to [least, 1].
     """
     length = config.model.seq_len
     if step < config.settle:
@@ -123,9 +148,11 @@ def n_known(config: TrainConfig, step: int) -> int:
     return length - math.ceil(length * ratio)
 
 
-def draw(key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int) -> Draws:
-    """Draws all that is random in a step on tokens of shape B, L, C, except n_known; `copies` is the
-    diffusion batch multiplier."""
+def draw(
+    key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int
+) -> Draws:
+    """Draws all that is random in a step on tokens of shape B, L, C, except n_known;
+    `copies` is the diffusion batch multiplier."""
     order, label, time, noise = jax.random.split(key, 4)
     batch, length, dim = shape
     rows = length - bucket.least
@@ -141,8 +168,8 @@ def draw(key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, cop
 def focused(key: Array, draws: Draws, share: float) -> Draws:
     """Moves a share of the timesteps to the levels where tokens are told apart.
 
-    There the logarithm of the signal-to-noise ratio lies around -1. In more noise a token hardly shows which
-    of several it will be; in less, it is decided.
+    There the logarithm of the signal-to-noise ratio lies around -1. In more noise a
+    token hardly shows which of several it will be; in less, it is decided.
     """
     if not share:
         return draws
@@ -150,15 +177,24 @@ def focused(key: Array, draws: Draws, share: float) -> Draws:
     density = np.exp(-0.5 * ((np.log(signal / (1 - signal)) + 1.0) / 1.2) ** 2)
     below = np.cumsum(density / density.sum())[:-1].astype(np.float32)
     which, where = jax.random.split(key)
-    there = jnp.searchsorted(jnp.asarray(below), jax.random.uniform(where, draws.t.shape))
-    return draws._replace(t=jnp.where(jax.random.uniform(which, draws.t.shape) < share, there, draws.t))
+    there = jnp.searchsorted(
+        jnp.asarray(below), jax.random.uniform(where, draws.t.shape)
+    )
+    return draws._replace(
+        t=jnp.where(jax.random.uniform(which, draws.t.shape) < share, there, draws.t)
+    )
 
 
 def contexts(
-    model: MARModel, params: Any, tokens: Array, labels: Array, draws: Draws, bucket: int
+    model: MARModel,
+    params: Any,
+    tokens: Array,
+    labels: Array,
+    draws: Draws,
+    bucket: int,
 ) -> tuple[Array, Array]:
-    """Returns the last Q tokens in reveal order, [B, Q, C], among them all unknown ones, and their z
-    [B, Q, D].
+    """Returns the last Q tokens in reveal order, [B, Q, C], among them all unknown
+    ones, and their z [B, Q, D].
 
     tokens: [B, L, C] by position. labels: [B]. bucket: a static upper bound on n_known.
     """
@@ -175,20 +211,28 @@ def contexts(
 
 
 def denoised(
-    model: MARModel, params: Any, respacing: str, x0: Array, z: Array, t: Array, noise: Array
+    model: MARModel,
+    params: Any,
+    respacing: str,
+    x0: Array,
+    z: Array,
+    t: Array,
+    noise: Array,
 ) -> tuple[Coefficients, Array, Array, Array]:
-    """Noises tokens up to steps t of a schedule; returns the steps' coefficients, x_t, and the head's eps and
-    v at given z, each [..., C].
+    """Noises tokens up to steps t of a schedule; returns the steps' coefficients, x_t,
+    and the head's eps and v at given z, each [..., C].
 
-    x0 [..., C] and z [..., D] broadcast against t [M, ...]. The timestep embedding is computed once for all
-    steps, and z's once for all M copies.
+    x0 [..., C] and z [..., D] broadcast against t [M, ...]. The timestep embedding is
+    computed once for all steps, and z's once for all M copies.
     """
     schedule = make_schedule(respacing)
     signal = jnp.asarray(schedule.sqrt_alphas_cumprod, x0.dtype)[t][..., None]
     spread = jnp.asarray(schedule.sqrt_one_minus_alphas_cumprod, x0.dtype)[t][..., None]
     x = signal * x0 + spread * noise
     time = model.embed_time(params, jnp.asarray(schedule.timestep_map))[t]
-    eps, v = jnp.split(model.denoise(params, x, model.modulate(params, time, z)), 2, axis=-1)
+    eps, v = jnp.split(
+        model.denoise(params, x, model.modulate(params, time, z)), 2, axis=-1
+    )
     c = Coefficients(*(a[t][..., None] for a in coefficients(schedule, x0.dtype)))
     return c, x, eps, v
 
@@ -196,12 +240,14 @@ def denoised(
 def kl_divergence(q: Gaussian, p: Gaussian) -> Array:
     """Returns KL(q || p) per coordinate, in nats."""
     ratio = q.log_var - p.log_var
-    return 0.5 * (jnp.exp(ratio) - 1 - ratio + (q.mean - p.mean) ** 2 * jnp.exp(-p.log_var))
+    return 0.5 * (
+        jnp.exp(ratio) - 1 - ratio + (q.mean - p.mean) ** 2 * jnp.exp(-p.log_var)
+    )
 
 
 def discretised_log_likelihood(p: Gaussian, x: Array) -> Array:
-    """Returns, per coordinate, the log mass that p puts on the 8-bit bin of x (bins tile [-1, 1], open
-    ends)."""
+    """Returns, per coordinate, the log mass that p puts on the 8-bit bin of x (bins
+    tile [-1, 1], open ends)."""
     centred, precision = x - p.mean, jnp.exp(-0.5 * p.log_var)
     above = _normal_cdf(precision * (centred + 1 / 255))
     below = _normal_cdf(precision * (centred - 1 / 255))
@@ -210,19 +256,23 @@ def discretised_log_likelihood(p: Gaussian, x: Array) -> Array:
 
 
 def _normal_cdf(x: Array) -> Array:
-    """Returns the tanh approximation of improved diffusion, so that losses agree to the last digits."""
+    """Returns the tanh approximation of improved diffusion, so that losses agree to the
+    last digits."""
     return 0.5 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def level_weights(max_weight: float) -> Array:
-    """Returns what the squared error of eps is multiplied by at each timestep, [1000]: that of the velocity
-    sqrt(a_t) e - sqrt(1 - a_t) x_0 is 1 / a_t of it."""
+    """Returns what the squared error of eps is multiplied by at each timestep, [1000]:
+    that of the velocity sqrt(a_t) e - sqrt(1 - a_t) x_0 is 1 / a_t of it."""
     schedule = make_schedule(_EVERY)
-    return jnp.minimum(1 / jnp.asarray(schedule.sqrt_alphas_cumprod, jnp.float32) ** 2, max_weight)
+    return jnp.minimum(
+        1 / jnp.asarray(schedule.sqrt_alphas_cumprod, jnp.float32) ** 2, max_weight
+    )
 
 
 def mean_of_unknown(x: Array, draws: Draws) -> Array:
-    """Returns the mean of x [..., Q] over those of the last Q tokens in reveal order that are unknown."""
+    """Returns the mean of x [..., Q] over those of the last Q tokens in reveal order
+    that are unknown."""
     place = draws.reveal.shape[1] - x.shape[-1] + jnp.arange(x.shape[-1])
     unknown = jnp.broadcast_to((place >= draws.n_known).astype(x.dtype), x.shape)
     return jnp.sum(x * unknown) / jnp.sum(unknown)
@@ -247,35 +297,49 @@ def objective(
     mse = jnp.mean((eps - draws.noise) ** 2, axis=-1)
     mse = mse * level_weights(max_weight)[draws.t] if max_weight > 1 else mse
     p, q = transition(c, x, jax.lax.stop_gradient(eps), v), posterior(c, x0, x)
-    nats = jnp.where(draws.t[..., None] == 0, -discretised_log_likelihood(p, x0), kl_divergence(q, p))
+    nats = jnp.where(
+        draws.t[..., None] == 0, -discretised_log_likelihood(p, x0), kl_divergence(q, p)
+    )
     bound = jnp.mean(nats, axis=-1) / math.log(2)
     return mean_of_unknown(mse, draws) + mean_of_unknown(bound, draws), z
 
 
 def hints(z: Array, draws: Draws, contents: Array, kinds: int) -> Array:
-    """Returns the mean cross-entropy of what unknown tokens show, as a fixed random matrix reads it from z.
+    """Returns the mean cross-entropy of what unknown tokens show, as a fixed random
+    matrix reads it from z.
 
-    z: [B, Q, D] of the last Q tokens in reveal order. contents: [B, L] by position, each one of `kinds`.
+    z: [B, Q, D] of the last Q tokens in reveal order. contents: [B, L] by position,
+        each one of `kinds`.
     """
     shows = jnp.take_along_axis(contents, draws.reveal, axis=1)[:, -z.shape[1] :]
     read = jax.random.normal(seed_key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
-    surprise = optax.softmax_cross_entropy_with_integer_labels(z.astype(jnp.float32) @ read, shows)
+    surprise = optax.softmax_cross_entropy_with_integer_labels(
+        z.astype(jnp.float32) @ read, shows
+    )
     return mean_of_unknown(surprise, draws)
 
 
 def on_grid(key: Array, backbone: dict) -> dict:
-    """Returns MAR's random backbone with positions [1, buffer + L, D] that are sums of a row's vector and a
-    column's, and an encoder whose blocks change nothing yet."""
+    """Returns MAR's random backbone with positions [1, buffer + L, D] that are sums of
+    a row's vector and a column's, and an encoder whose blocks change nothing yet."""
     side = math.isqrt(backbone["diffusion_pos_embed_learned"].shape[1])
     row, column = jnp.divmod(jnp.arange(side**2), side)
     found = dict(backbone)
-    for i, name in enumerate(("encoder_pos_embed_learned", "decoder_pos_embed_learned")):
+    for i, name in enumerate(
+        ("encoder_pos_embed_learned", "decoder_pos_embed_learned")
+    ):
         table = backbone[name]
-        both = 0.5 * jax.random.normal(jax.random.fold_in(key, i), (2, side, table.shape[-1]))
+        both = 0.5 * jax.random.normal(
+            jax.random.fold_in(key, i), (2, side, table.shape[-1])
+        )
         found[name] = table.at[0, -(side**2) :].set(both[0, row] + both[1, column])
 
     def silent(path: tuple, leaf: Array) -> Array:
         block, *layer = (part.key for part in path)
-        return jnp.zeros_like(leaf) if block.startswith("encoder_blocks") and layer[:2] in _LAST else leaf
+        return (
+            jnp.zeros_like(leaf)
+            if block.startswith("encoder_blocks") and layer[:2] in _LAST
+            else leaf
+        )
 
     return jax.tree_util.tree_map_with_path(silent, found)

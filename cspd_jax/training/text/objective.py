@@ -1,8 +1,9 @@
 """The objectives of language models, and measures on held-out text.
 
-A causal model predicts each id of a row from the ids before it. A masked-diffusion model sees a row in which
-each id was hidden with probability t ~ U(0, 1). Its predictions of the hidden ids are weighted by 1/t, which
-makes the expected loss of a row an upper bound on its negative log-likelihood (LLaDA).
+A causal model predicts each id of a row from the ids before it. A masked-diffusion
+model sees a row in which each id was hidden with probability t ~ U(0, 1). Its
+predictions of the hidden ids are weighted by 1/t, which makes the expected loss of a
+row an upper bound on its negative log-likelihood (LLaDA).
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ class View(NamedTuple):
 
 
 def learning(config: RunConfig, target: tuple[LM, Any] | None = None) -> Learning:
-    """Returns how a model learns rows of text; with a target, to predict what that predicts. The loss is in
-    bits per id."""
+    """Returns how a model learns rows of text; with a target, to predict what that
+    predicts. The loss is in bits per id."""
     model = LM(config.model, jnp.dtype(config.dtype))
     teacher, target_params = target or (None, None)
 
-    def loss(params: Any, key: Array, rows: Array, target_params: Any) -> tuple[Array, Array]:
+    def loss(
+        params: Any, key: Array, rows: Array, target_params: Any
+    ) -> tuple[Array, Array]:
         shown = view(model, key, rows)
         logits = model.forward(params, shown.seen)
         if teacher is None:
@@ -64,7 +67,9 @@ def view(model: LM, key: Array, rows: Array) -> View:
     if model.config.causal:
         return causal_view(rows)
     rates, hide = jax.random.split(key)
-    return masked_view(rows, mask_rates(rates, len(rows)), hide, model.config.mask_ids[0])
+    return masked_view(
+        rows, mask_rates(rates, len(rows)), hide, model.config.mask_ids[0]
+    )
 
 
 def causal_view(rows: Array) -> View:
@@ -75,7 +80,8 @@ def causal_view(rows: Array) -> View:
 
 
 def mask_rates(key: Array, count: int) -> Array:
-    """Draws `count` rates, each U(0, 1] and evenly spread together: their mean loss is less noisy."""
+    """Draws `count` rates, each U(0, 1] and evenly spread together: their mean loss is
+    less noisy."""
     return (jnp.arange(count) + 1 - jax.random.uniform(key)) / count
 
 
@@ -88,7 +94,9 @@ def masked_view(rows: Array, rates: Array, key: Array, mask_id: int) -> View:
 
 def cross_entropy(view: View, logits: Array) -> Array:
     """Returns the bits per id of the wanted ids under logits [B, L, V]."""
-    log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), view.wanted[..., None], axis=-1)
+    log_p = jnp.take_along_axis(
+        jax.nn.log_softmax(logits), view.wanted[..., None], axis=-1
+    )
     return _mean(view, -log_p[..., 0])
 
 
@@ -103,28 +111,46 @@ def _mean(view: View, nats: Array) -> Array:
 
 
 def measure(
-    texts: Texts, model: LM, params: Any, target: LM | None = None, target_params: Any = None
+    texts: Texts,
+    model: LM,
+    params: Any,
+    target: LM | None = None,
+    target_params: Any = None,
 ) -> dict[str, float]:
-    """Measures a model q on adjacent rows of held-out text, and beside a target p; an incomplete last batch
-    is left out.
+    """Measures a model q on adjacent rows of held-out text, and beside a target p; an
+    incomplete last batch is left out.
 
-    held_out_bits_per_byte: its loss; the few ends of texts count as bytes. Of a masked-diffusion model it is
-        an estimate of the bound, from fixed masks with evenly spaced rates.
-    acceptance: sum_x min(p(x), q(x)), the probability that speculative sampling accepts one draft.
+    held_out_bits_per_byte: its loss; the few ends of texts count as bytes. Of a
+        masked-diffusion model it is an estimate of the bound, from fixed masks with
+        evenly spaced rates.
+    acceptance: sum_x min(p(x), q(x)), the probability that speculative sampling accepts
+        one draft.
     greedy: fraction of predictions with the same most likely id.
     divergence: KL(p || q) in bits per id.
     """
     stream, length = texts.streams["held-out"], texts.length
     count = min(_TOGETHER, len(stream) // length)
-    rows = stream[: len(stream) // (count * length) * count * length].reshape(-1, count, length)
-    measured = lambda i, some: _measured(model, params, target, target_params, seed_key(i), some)
+    rows = stream[: len(stream) // (count * length) * count * length].reshape(
+        -1, count, length
+    )
+    measured = lambda i, some: _measured(
+        model, params, target, target_params, seed_key(i), some
+    )
     found = [measured(i, some.astype(np.int32)) for i, some in enumerate(rows)]
-    return {name: round(float(np.mean([each[name] for each in found])), 4) for name in found[0]}
+    return {
+        name: round(float(np.mean([each[name] for each in found])), 4)
+        for name in found[0]
+    }
 
 
 @functools.partial(jax.jit, static_argnames=("model", "target"))
 def _measured(
-    model: LM, params: Any, target: LM | None, target_params: Any, key: Array, rows: Array
+    model: LM,
+    params: Any,
+    target: LM | None,
+    target_params: Any,
+    key: Array,
+    rows: Array,
 ) -> dict[str, Array]:
     shown = causal_view(rows)
     if not model.config.causal:
@@ -138,5 +164,9 @@ def _measured(
     overlap = jnp.sum(jnp.minimum(jax.nn.softmax(p), jax.nn.softmax(q)), axis=-1)
     same, asked = jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1), shown.weight > 0
     mean = lambda values: jnp.sum(values * asked) / jnp.maximum(jnp.sum(asked), 1)
-    beside = {"acceptance": mean(overlap), "greedy": mean(same), "divergence": divergence(shown, p, q)}
+    beside = {
+        "acceptance": mean(overlap),
+        "greedy": mean(same),
+        "divergence": divergence(shown, p, q),
+    }
     return found | beside

@@ -1,7 +1,9 @@
-"""Rows that a target wrote, made once and kept: continuations of the data, and answers to prompts.
+"""Rows that a target wrote, made once and kept: continuations of the data, and answers
+to prompts.
 
-With answers the states are kept that the target had as it wrote them, so that training a head on them costs
-no pass of the target, and of its parameters only those that make logits.
+With answers the states are kept that the target had as it wrote them, so that training
+a head on them costs no pass of the target, and of its parameters only those that make
+logits.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ NONE = -1  # in place of an id, after the end of an answer
 class Taught(NamedTuple):
     """Answers with what the target had in mind at each id.
 
-    tokens: [B, L] ids: a prompt and its answer, then -1 if the answer ended before the row.
+    tokens: [B, L] ids: a prompt and its answer, then -1 if the answer ended before the
+        row.
     given: [B] ids of the prompt.
     total: [B, L] the logarithm of the sum over all ids of exp(logit).
     hidden: [B, L, D] the target's hidden states after its last norm, in bfloat16.
@@ -60,16 +63,28 @@ class Taught(NamedTuple):
         return self.tokens[(place >= self.given[:, None]) & (self.tokens != NONE)]
 
 
-def kept(path: pathlib.Path, count: int, make: Callable[[int], Sequence[Any]]) -> list[np.ndarray]:
-    """Returns arrays of at least `count` rows, made in parts of `PART` unless the file has them."""
+def kept(
+    path: pathlib.Path, count: int, make: Callable[[int], Sequence[Any]]
+) -> list[np.ndarray]:
+    """Returns arrays of at least `count` rows, made in parts of `PART` unless the file
+    has them."""
     with first_alone("the rows are written"):
         if not path.exists():
-            parts = [make(part) for part in tqdm(range(-(-count // PART)), desc="rows", disable=None)]
-            write_arrays(path, **{str(i): np.concatenate(each) for i, each in enumerate(zip(*parts))})
+            parts = [
+                make(part)
+                for part in tqdm(range(-(-count // PART)), desc="rows", disable=None)
+            ]
+            write_arrays(
+                path,
+                **{str(i): np.concatenate(each) for i, each in enumerate(zip(*parts))},
+            )
         with np.load(path) as file:
             stored = [file[name] for name in file.files]
     # A .npz file knows no bfloat16, and keeps its bits.
-    return [array.view(ml_dtypes.bfloat16) if array.dtype.kind == "V" else array for array in stored]
+    return [
+        array.view(ml_dtypes.bfloat16) if array.dtype.kind == "V" else array
+        for array in stored
+    ]
 
 
 def continuations(
@@ -77,14 +92,21 @@ def continuations(
 ) -> np.ndarray:
     """Returns rows [N, L] that begin with the data and are continued by the target."""
     if not target[0].config.causal:
-        raise UserError("a masked-diffusion target is distilled on data; leave out --from")
+        raise UserError(
+            "a masked-diffusion target is distilled on data; leave out --from"
+        )
     options = text.Options(
-        temperature=1.0, max_new_tokens=texts.length - PROMPT, max_len=texts.length, stop_ids=()
+        temperature=1.0,
+        max_new_tokens=texts.length - PROMPT,
+        max_len=texts.length,
+        stop_ids=(),
     )
 
     def make(part: int) -> tuple[Any, ...]:
         key = jax.random.fold_in(run_key(seed, SAMPLES), part)
-        begun = Prompts(texts.batch(part, PART, seed=seed)[:, :PROMPT], np.full(PART, PROMPT))
+        begun = Prompts(
+            texts.batch(part, PART, seed=seed)[:, :PROMPT], np.full(PART, PROMPT)
+        )
         return (text.generate(key, target, begun, options=options).tokens,)
 
     return kept(path, count, make)[0]
@@ -101,16 +123,21 @@ def answers(
 ) -> Taught:
     """Returns rows that begin with the prompts in turn and are continued by the target.
 
-    Every second row is drawn at `TEMPERATURE`, the others are greedy, as a drafter is used in both ways; the
-    next answer to a prompt is made the other way.
+    Every second row is drawn at `TEMPERATURE`, the others are greedy, as a drafter is
+    used in both ways; the next answer to a prompt is made the other way.
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    padded = np.stack([np.pad(prompt, (0, max(lengths) - len(prompt))) for prompt in prompts])
+    padded = np.stack(
+        [np.pad(prompt, (0, max(lengths) - len(prompt))) for prompt in prompts]
+    )
 
     def make(part: int) -> tuple[Any, ...]:
         turn, chosen = np.divmod(part * PART + np.arange(PART), len(prompts))
         key, given = jax.random.fold_in(run_key(seed, SAMPLES), part), lengths[chosen]
-        heat, new = jnp.where((turn + chosen) % 2, 0, TEMPERATURE), jnp.asarray(length - given)
+        heat, new = (
+            jnp.where((turn + chosen) % 2, 0, TEMPERATURE),
+            jnp.asarray(length - given),
+        )
         options = text.Options(temperature=heat, max_new_tokens=new, max_len=length)
         asked = Prompts(padded[chosen].astype(np.int32), given)
         made, info = text.generate(key, target, asked, options=options)
@@ -122,14 +149,21 @@ def answers(
 
 
 @functools.partial(jax.jit, static_argnames=("model", "entering"))
-def thoughts(model: LM, params: Any, rows: Array, entering: tuple[int, ...]) -> tuple[Array, Array, Array]:
-    """Returns what a model has in mind as it reads rows [B, L]: the last three fields of `Taught`."""
+def thoughts(
+    model: LM, params: Any, rows: Array, entering: tuple[int, ...]
+) -> tuple[Array, Array, Array]:
+    """Returns what a model has in mind as it reads rows [B, L]: the last three fields
+    of `Taught`."""
 
     def of_row(row: Array) -> tuple[Array, Array, Array]:
         at, cache = jnp.arange(len(row))[None], model.empty_cache(1, len(row))
         hidden, _, states = model.hidden(params, row[None], at, cache, entering)
         logits = model.logits(params, hidden)[0, :, : model.config.known_ids]
         narrow = jnp.bfloat16
-        return jax.nn.logsumexp(logits, axis=-1), hidden[0].astype(narrow), states[0].astype(narrow)
+        return (
+            jax.nn.logsumexp(logits, axis=-1),
+            hidden[0].astype(narrow),
+            states[0].astype(narrow),
+        )
 
     return jax.lax.map(of_row, rows)

@@ -1,8 +1,10 @@
-"""Training of a head that drafts from its target's states, with its own states fed back.
+"""Training of a head that drafts from its target's states, with its own states fed
+back.
 
-Where the head drafts several tokens, its place i is given the target's state only in the first of them; in
-the next ones it is given what it made itself. A step of training therefore takes `fed_back` turns over the
-same rows: in turn k every place is drafted as the (k + 1)-th token after the last one whose state is known.
+Where the head drafts several tokens, its place i is given the target's state only in
+the first of them; in the next ones it is given what it made itself. A step of training
+therefore takes `fed_back` turns over the same rows: in turn k every place is drafted as
+the (k + 1)-th token after the last one whose state is known.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Given(NamedTuple):
     """What a head learns from besides its own parameters.
 
     embedding: the target's table.
-    kernel: [D, V] by which the target makes logits of the head's ids from its hidden states.
+    kernel: [D, V] by which the target makes logits of the head's ids from its hidden
+        states.
     """
 
     embedding: Array
@@ -41,15 +44,18 @@ class Given(NamedTuple):
 
 
 def learning(config: HeadTrainConfig, rows: Taught, given: Given) -> Learning:
-    """Returns how a head learns from a target's answers: by the cross-entropy from the target to the head, in
-    bits per id of a turn.
+    """Returns how a head learns from a target's answers: by the cross-entropy from the
+    target to the head, in bits per id of a turn.
 
-    Turn k counts `_DECLINE` times as much as the one before. Ids that the head does not have are left out.
+    Turn k counts `_DECLINE` times as much as the one before. Ids that the head does not
+    have are left out.
     """
     head = Eagle(config.model, jnp.dtype(config.dtype))
 
     def batch(step: int) -> Taught:
-        which = shuffled(len(rows.tokens), step, config.batch, seed=config.seed, split="train")
+        which = shuffled(
+            len(rows.tokens), step, config.batch, seed=config.seed, split="train"
+        )
         return rows.rows(which)
 
     def loss(params: Any, _: Array, batch: Taught, given: Given) -> tuple[Array, Array]:
@@ -63,18 +69,32 @@ def learning(config: HeadTrainConfig, rows: Taught, given: Given) -> Learning:
         mean = jnp.sum(weight * bits) / (batch.tokens.size * jnp.sum(_DECLINE**turn))
         return mean, jnp.sum(counts[0] * bits[0]) / jnp.maximum(jnp.sum(counts[0]), 1)
 
-    return Learning(batch, lambda _, state, batch: descend(config, loss, state, batch, given))
+    return Learning(
+        batch, lambda _, state, batch: descend(config, loss, state, batch, given)
+    )
 
 
 def head_config(target: LMConfig, ids: int) -> EagleConfig:
-    """Returns a head like one of the target's layers; it reads what enters a low, a middle and a high one."""
+    """Returns a head like one of the target's layers; it reads what enters a low, a
+    middle and a high one."""
     if not target.causal:
-        raise UserError("a head drafts for causal models, and the target is a masked-diffusion model")
+        raise UserError(
+            "a head drafts for causal models, and the target is a masked-diffusion"
+            " model"
+        )
     layer = dataclasses.replace(
-        target, depth=1, vocab_size=ids, known_ids=ids, tie_embeddings=False, parallel_residual=False,
-        bos_ids=(), eos_ids=(),
-    )  # fmt: skip
-    return EagleConfig(layer, published_layers(target.depth), target.width, target.vocab_size)
+        target,
+        depth=1,
+        vocab_size=ids,
+        known_ids=ids,
+        tie_embeddings=False,
+        parallel_residual=False,
+        bos_ids=(),
+        eos_ids=(),
+    )
+    return EagleConfig(
+        layer, published_layers(target.depth), target.width, target.vocab_size
+    )
 
 
 def given_by(config: LMConfig, params: Any, ids: np.ndarray) -> Given:
@@ -84,21 +104,29 @@ def given_by(config: LMConfig, params: Any, ids: np.ndarray) -> Given:
     return Given(table, kernel)
 
 
-def frequent_ids(frequencies: np.ndarray, count: int, always: tuple[int, ...]) -> np.ndarray:
-    """Returns the `count` ids of a target that are most frequent, `always` among them; ascending."""
+def frequent_ids(
+    frequencies: np.ndarray, count: int, always: tuple[int, ...]
+) -> np.ndarray:
+    """Returns the `count` ids of a target that are most frequent, `always` among them;
+    ascending."""
     order = np.argsort(-frequencies, kind="stable")
     first = [*always, *(i for i in order[: count + len(always)] if i not in always)]
     return np.sort(np.array(first[:count], np.int32))
 
 
-def first_params(config: EagleConfig, target: Any, depth: int, given: Given, seed: int) -> dict[str, Any]:
-    """Returns the parameters that training begins with: those of the last of the target's layers, last
-    norm and logits, for states of which the highest counts."""
+def first_params(
+    config: EagleConfig, target: Any, depth: int, given: Given, seed: int
+) -> dict[str, Any]:
+    """Returns the parameters that training begins with: those of the last of the
+    target's layers, last norm and logits, for states of which the highest counts."""
     fresh = init_params(config, run_key(seed, INIT))
     fresh.pop("ids")
     last, width = target[f"layers_{depth - 1}"], config.layer.width
     join = fresh["join"]["kernel"].at[-width:].set(jnp.eye(width))
-    attention = {**fresh["attention"], **{n: p for n, p in last["attention"].items() if n not in "qkv"}}
+    attention = {
+        **fresh["attention"],
+        **{n: p for n, p in last["attention"].items() if n not in "qkv"},
+    }
     for name in "qkv":
         part = last["attention"][name]
         kernel = fresh["attention"][name]["kernel"].at[width:].set(part["kernel"])
@@ -116,10 +144,12 @@ def first_params(config: EagleConfig, target: Any, depth: int, given: Given, see
 
 
 def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> Array:
-    """Returns logits [count, B, L, V] of the token after the next, by turns that feed back those before.
+    """Returns logits [count, B, L, V] of the token after the next, by turns that feed
+    back those before.
 
-    In turn k place i sees the target's states up to place i - k, and its own of turns 1 to k at the k places
-    after those. The first k places have none, so their logits say nothing.
+    In turn k place i sees the target's states up to place i - k, and its own of turns 1
+    to k at the k places after those. The first k places have none, so their logits say
+    nothing.
     """
     batch, length = rows.tokens.shape
     params = {**params, "embedding": given.embedding}
@@ -134,7 +164,13 @@ def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> A
         visible = own | ((turn == 0) & (slot <= places[:, None] - k))
         at = jnp.broadcast_to(places, (batch, length))
         state, cache = head.apply(
-            params, following, state, at, cache, slots=k * length + at, visible=visible[None]
+            params,
+            following,
+            state,
+            at,
+            cache,
+            slots=k * length + at,
+            visible=visible[None],
         )
         made.append(state)
         state = jnp.roll(state, 1, axis=1)
@@ -142,21 +178,29 @@ def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> A
 
 
 def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
-    """Returns the target's log p [B, L, V] of the token after the next, and whether an answer has it."""
+    """Returns the target's log p [B, L, V] of the token after the next, and whether an
+    answer has it."""
     after_next = lambda a, by: jnp.roll(a, -by, axis=1)
     logits = after_next(rows.hidden, 1).astype(jnp.float32) @ given.kernel
     place = jnp.arange(rows.tokens.shape[1])
     there = (after_next(rows.tokens, 2) != NONE) & (place < len(place) - 2)
-    return logits - after_next(rows.total, 1)[..., None], there & (place + 2 >= rows.given[:, None])
+    return logits - after_next(rows.total, 1)[..., None], there & (
+        place + 2 >= rows.given[:, None]
+    )
 
 
 def measure(
-    config: HeadTrainConfig, target: tuple[LM, Any], params: Any, prompts: Sequence[Sequence[int]]
+    config: HeadTrainConfig,
+    target: tuple[LM, Any],
+    params: Any,
+    prompts: Sequence[Sequence[int]],
 ) -> dict[str, float]:
-    """Has the target answer prompts at temperature 1 with the head, and measures how often its first draft is
-    accepted. params: with the ids."""
+    """Has the target answer prompts at temperature 1 with the head, and measures how
+    often its first draft is accepted. params: with the ids."""
     drafter = text.draft_from_states((Eagle(config.model), params), target)
     new = config.data.length - max(map(len, prompts))
     options = text.Options(gamma=1, temperature=1.0, max_new_tokens=new, confidence=0.0)
-    _, info = text.generate(run_key(config.seed, MEASURE), target, prompts, drafter, options)
+    _, info = text.generate(
+        run_key(config.seed, MEASURE), target, prompts, drafter, options
+    )
     return {"acceptance": round(float(info.acceptance or 0.0), 4)}
