@@ -64,7 +64,8 @@ class Run(NamedTuple):
 def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[int]]]:
     """Makes images, and returns the transitions kept of each drafted token in the
     rounds of which all drafts are inside the image."""
-    model, method = load(name, toy), cspd_jax.SelfSpeculation(gamma, coupled=coupled)
+    model = load(name, toy)
+    method = cspd_jax.SelfSpeculation(gamma, coupled=coupled)
     options = resolve(model, method, cspd_jax.Options(**model.sampling), IMAGES)
     labels = jnp.arange(IMAGES) % model.config.num_classes
     way = method.speculation(model.config.seq_len)
@@ -123,7 +124,8 @@ def table_of(
 
 def rounds_from(begin: int, its_rounds: list[list[int]], steps: int) -> list[list[int]]:
     """Returns the rounds of an image that began at this place or later."""
-    place, found = 1, []  # the first token is not drafted
+    place = 1  # the first token is not drafted
+    found = []
     for kept in its_rounds:
         if place >= begin:
             found.append(kept)
@@ -160,13 +162,12 @@ def run_of(
     blocks: np.ndarray, chains: np.ndarray, wanted: int, sizes: list[int], coupled: bool
 ) -> Run:
     """Counts what rounds take until every image has as many tokens as are wanted."""
-    (images, places, gamma), steps = blocks.shape, len(chains)
-    made, calls, image, behind = (
-        np.zeros(images, int),
-        dict.fromkeys(sizes, 0),
-        np.arange(images),
-        1 + gamma,
-    )
+    (images, places, gamma) = blocks.shape
+    steps = len(chains)
+    made = np.zeros(images, int)
+    calls = dict.fromkeys(sizes, 0)
+    image = np.arange(images)
+    behind = 1 + gamma
     for number in itertools.count():
         if np.all(made >= wanted):
             return Run(
@@ -196,11 +197,9 @@ def replaying(
     chains: [T, R], as `recorded` has them.
     blocks: [B, places, gamma], of rounds that begin so many tokens behind `first`.
     """
-    steps, paths, transitions = (
-        speculation.verify_steps,
-        rounds.verify_paths,
-        rounds.verify_transitions,
-    )
+    steps = speculation.verify_steps
+    paths = rounds.verify_paths
+    transitions = rounds.verify_transitions
     unless_negative = lambda recorded, own: jnp.where(
         recorded < 0, own, recorded
     )  # the compiler cannot know

@@ -279,14 +279,15 @@ def image_case(
         order=None if of_mar else Raster(),
         cfg_schedule="linear" if of_mar else "constant",
     )
-    found, first, chains, blocks = recorded(), config.seq_len * 3 // 8, None, None
-    tokens, trips, run, rows, sizes = (
-        float(scale.tokens),
-        (),
-        None,
-        batch * (1 + gamma),
-        [0],
-    )
+    found = recorded()
+    first = config.seq_len * 3 // 8
+    chains = None
+    blocks = None
+    tokens = float(scale.tokens)
+    trips = ()
+    run = None
+    rows = batch * (1 + gamma)
+    sizes = [0]
     if window is not None:
         model = "default" if of_mar else "default-causal"
         chains = chains_of(found["chains"][f"{model}, M {window}"], rows, noisy, drafts)
@@ -300,7 +301,8 @@ def image_case(
             0 if early else LATE,
         )
         run = run_of(blocks, chains, scale.tokens, sizes, coupled)
-        tokens, trips = run.tokens, (float(run.rounds),)
+        tokens = run.tokens
+        trips = (float(run.rounds),)
     network = kind_of(config).network(config, jnp.dtype(dtype))
 
     def args(params):
@@ -403,10 +405,8 @@ def whole_case(scale: Scale, batch: int) -> Case:
     options = Options(**steps, prefix_buckets=4, final_noise=False)
 
     def run(params):
-        keys, labels = (
-            cspd_jax.row_keys(jax.random.key(0), batch),
-            jnp.zeros(batch, jnp.int32),
-        )
+        keys = cspd_jax.row_keys(jax.random.key(0), batch)
+        labels = jnp.zeros(batch, jnp.int32)
         return sampler.sample(
             kind_of(config).network(config), params, keys, labels, options
         ).tokens
@@ -421,12 +421,15 @@ def whole_case(scale: Scale, batch: int) -> Case:
 def text_cases(scale: Scale) -> list[Case]:
     """Makes greedy texts: plain, and by drafts that are right as often as the embedded
     ones."""
-    config, small = scale.of(PYTHIA_1_4B), scale.of(PYTHIA_160M)
-    network, drafting = lm.LM(config, jnp.bfloat16), lm.LM(small, jnp.bfloat16)
+    config = scale.of(PYTHIA_1_4B)
+    small = scale.of(PYTHIA_160M)
+    network = lm.LM(config, jnp.bfloat16)
+    drafting = lm.LM(small, jnp.bfloat16)
     prompts = (
         np.random.default_rng(0).integers(0, config.known_ids, (1, PROMPT)).tolist()
     )
-    count, share = scale.new_tokens, recorded()["text"]
+    count = scale.new_tokens
+    share = recorded()["text"]
     asked = cspd_jax.text.Options(
         rule="block", max_new_tokens=count, stop_ids=(), gamma=4
     )
@@ -482,7 +485,8 @@ def masked_case(
 
     texts: of a pass, for chosen sets; None is a chain of 4 drafts.
     """
-    config, places = scale.of(LLADA_8B), scale.new_tokens
+    config = scale.of(LLADA_8B)
+    places = scale.new_tokens
     words = [f"{texts} texts" if texts else "gamma 4"] * drafts + [
         "block cache"
     ] * cached

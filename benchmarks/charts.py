@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
 _KINDS = {"exact": ("o", "#3465a4"), "lossy": ("X", "#cc5500")}
-_ZOOM, _MARK = 2, (204, 51, 17)
+_ZOOM = 2
+_MARK = (204, 51, 17)
 
 
 def lines(
@@ -63,13 +64,13 @@ def marked(images: np.ndarray, marks: np.ndarray) -> Image.Image:
     """Draws a row of images [N, H, W, 1 or 3] uint8, with frames around the marked
     tokens, [N, L] bool."""
     page = np.concatenate(np.broadcast_to(images, (*images.shape[:3], 3)), axis=1)
-    page, side = (
-        Image.fromarray(page.repeat(_ZOOM, 0).repeat(_ZOOM, 1)),
-        math.isqrt(marks.shape[1]),
-    )
-    draw, cell = ImageDraw.Draw(page), images.shape[1] * _ZOOM // side
+    page = Image.fromarray(page.repeat(_ZOOM, 0).repeat(_ZOOM, 1))
+    side = math.isqrt(marks.shape[1])
+    draw = ImageDraw.Draw(page)
+    cell = images.shape[1] * _ZOOM // side
     for i, row, column in zip(*np.nonzero(marks.reshape(-1, side, side))):
-        x, y = (i * side + column) * cell, row * cell
+        x = (i * side + column) * cell
+        y = row * cell
         draw.rectangle((x, y, x + cell - 1, y + cell - 1), outline=_MARK)
     return page
 

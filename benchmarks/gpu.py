@@ -1,23 +1,22 @@
 """All that a quarter of an hour on a GPU is to measure: does it run, how fast is it,
 where does the time go.
 
-    bash benchmarks/gpu.sh                      # no row begins after seven minutes;
-    again to go on python benchmarks/gpu.py --toy              # all of it on a CPU, at
-    toy sizes python benchmarks/gpu.py --count            # the same programs counted
-    for an H100, without one python benchmarks/gpu.py --only "MAR-B on a CPU"    #
-    groups by name, some of which are left out otherwise python benchmarks/gpu.py
-    --pages            # puts it into README.md and docs/benchmarks.md
+    bash benchmarks/gpu.sh  # no row begins after seven minutes; again to go on
+    python benchmarks/gpu.py --toy  # all of it on a CPU, at toy sizes
+    # the same programs counted for an H100, without one
+    python benchmarks/gpu.py --count
+    # groups by name, some of which are left out otherwise
+    python benchmarks/gpu.py --only "MAR-B on a CPU"
+    python benchmarks/gpu.py --pages  # puts it into README.md and docs/benchmarks.md
 
 It runs from a checkout; nothing of ours need be installed. Rows are written one by one,
-the most important
-first: MAR-B whose loops the device runs, or the host; PyTorch's loops; other windows,
-    batches, sizes and
-models, by the device's loops if they were right and faster; the device's own speed;
-whether every method gives on it what it gives on a CPU in the same process. Whatever
-fails, or is not compiled in two minutes, is one line and costs no later row. The first
-group is a process of its own, as what it tries might end it. Programs of a group are
-compiled in threads side by side and then timed one after the other.
-"""
+the most important first: MAR-B whose loops the device runs, or the host; PyTorch's
+loops; other windows, batches, sizes and models, by the device's loops if they were
+right and faster; the device's own speed; whether every method gives on it what it gives
+on a CPU in the same process. Whatever fails, or is not compiled in two minutes, is one
+line and costs no later row. The first group is a process of its own, as what it tries
+might end it. Programs of a group are compiled in threads side by side and then timed
+one after the other."""
 
 from __future__ import annotations
 
@@ -87,7 +86,9 @@ def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
     )
     text = lambda number: chosen(lambda: text_cases(scale)[number])
     masked = lambda *way: chosen(lambda: masked_case(scale, *way))
-    full, guided, side = {"dtype": "float32"}, {"guided": True}, {"batch": 8}
+    full = {"dtype": "float32"}
+    guided = {"guided": True}
+    side = {"batch": 8}
     sphere = lambda name, steps, *windows, **more: [
         image(name, window, steps=steps, **more) for window in (None, *windows)
     ]
@@ -148,7 +149,9 @@ class Run:
     """Holds the rows of a file, and how much time is left to add to them."""
 
     def __init__(self, file: Path, minutes: float, toy: bool, device: str):
-        self.file, self.toy, self.end = file, toy, time.monotonic() + 60 * minutes
+        self.file = file
+        self.toy = toy
+        self.end = time.monotonic() + 60 * minutes
         self.here = {"device": device, "jax": jax.__version__}
         self.rows = results(file)
 
@@ -265,7 +268,8 @@ def measure(
             break
         with run.trying(case.about):
             if isinstance(case, Case):
-                program, args = programs[id(case)](), case.real_args()
+                program = programs[id(case)]()
+                args = case.real_args()
                 call = last = lambda program=program, args=args: jax.block_until_ready(
                     program(*args)
                 )
@@ -359,7 +363,11 @@ def count(run: Run, makers: Makers) -> None:
     ours = [case for case in (make() for make in makers) if isinstance(case, Case)]
     for case in [
         *ours,
-        *(by_the_device(case) for case in ours if case.trips and not case.device_loops),
+        *(
+            by_the_device(case)
+            for case in ours
+            if (case.trips or case.named) and not case.device_loops
+        ),
     ]:
         if not run.row(case.about):
             with run.trying(case.about):

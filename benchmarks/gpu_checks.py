@@ -78,16 +78,12 @@ class Check(NamedTuple):
 def image_checks(toy: bool) -> list[Check]:
     """Makes every method for images. What takes decisions at random is compared by its
     law."""
-    window, model, draft = (
-        3 if toy else 16,
-        load("default", toy),
-        load("default-draft", toy),
-    )
-    chains, causal, alone = (
-        ChainSpeculation(window),
-        load("default-causal", toy),
-        Plain(),
-    )
+    window = 3 if toy else 16
+    model = load("default", toy)
+    draft = load("default-draft", toy)
+    chains = ChainSpeculation(window)
+    causal = load("default-causal", toy)
+    alone = Plain()
     paper = DraftSpeculation(draft, PaperCriterion(), 4)
     ways: list[tuple] = [
         ("plain", model, alone, "plain", None),
@@ -135,12 +131,14 @@ def text_checks(toy: bool) -> list[Check]:
     count, prompts = (
         (8, held_out_prompts(2, 16, toy)) if toy else (64, held_out_prompts(4, 64, toy))
     )
-    target, model = load("text-default", toy), load("masked-default", toy)
+    target = load("text-default", toy)
+    model = load("masked-default", toy)
     asked = cspd_jax.text.Options(
         rule="block", max_new_tokens=count, gamma=4, stop_ids=()
     )
     places = cspd_jax.masked.Options(max_new_tokens=count)
-    small, masked = load("text-default-draft", toy), cspd_jax.masked
+    small = load("text-default-draft", toy)
+    masked = cspd_jax.masked
 
     def check(name: str, module: Any, *given: Any) -> Check:
         inputs = module.prepare(None, given[0], prompts, *given[1:])
@@ -177,7 +175,8 @@ def does_it_run(run: Any, compiling: Callable, toy: bool) -> None:
 
     @functools.cache
     def program(name: str, where: str) -> Callable[[], Any]:
-        check, device = checks[name], devices[where]
+        check = checks[name]
+        device = devices[where]
         with jax.default_matmul_precision("highest"), jax.default_device(device):
             return compiling(
                 lambda: jax.jit(check.function).lower(
@@ -253,7 +252,9 @@ def profile(call: Callable[[], Any]) -> dict[str, Any]:
     kernels = sorted(
         (event.start_ns, event.duration_ns, event.name) for event in events
     )
-    end, gaps, by_name = 0.0, [], collections.defaultdict(list)
+    end = 0.0
+    gaps = []
+    by_name = collections.defaultdict(list)
     for start, duration, name in kernels:
         gaps += [start - end] if 0 < end < start else []
         end = max(end, start + duration)

@@ -33,7 +33,9 @@ HOST_READ = 50e-6  # seconds: the host waits for a condition and goes on
 BYTES = 3.0e12  # a second
 # Operations a second; products of float32 are of TensorFloat32, unless they are asked
 # for in full.
-BFLOAT16, FLOAT32, FULL_FLOAT32 = 700e12, 357e12, 52e12
+BFLOAT16 = 700e12
+FLOAT32 = 357e12
+FULL_FLOAT32 = 52e12
 THREE_PRODUCTS = FLOAT32 / 3
 
 NO_KERNELS = {
@@ -103,7 +105,8 @@ class Instruction(NamedTuple):
 
     @property
     def operands(self) -> list[str]:
-        depth, at = 1, 0
+        depth = 1
+        at = 0
         while at < len(self.rest) and depth:
             depth += {"(": 1, ")": -1}.get(self.rest[at], 0)
             at += 1
@@ -118,7 +121,8 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """Returns the instructions of every computation of an HLO module, and the name of
     the entry."""
     found: dict[str, list[Instruction]] = {}
-    current, entry = [], ""
+    current = []
+    entry = ""
     for line in text.splitlines():
         if header := re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{", line):
             current = found.setdefault(header.group(2), [])
@@ -151,7 +155,8 @@ def compiled(lowered: Any, device_loops: bool) -> Program:
 def captured_in(folder: Path) -> frozenset[str]:
     """Returns the names of the loops and conditions that are inside a command
     buffer."""
-    names, found = {}, set()
+    names = {}
+    found = set()
     for file in folder.glob("*.thunk_metadata.txt"):
         for name, number in THUNK_NAME.findall(file.read_text()):
             names[int(number)] = name
@@ -185,7 +190,8 @@ def count_launches(
 
     @functools.cache
     def of(name: str, depth: int) -> Launches:
-        total, results = Launches(), {i.name: i.result for i in modules[name]}
+        total = Launches()
+        results = {i.name: i.result for i in modules[name]}
         for at in modules[name]:
             if at.op == "while":
                 body, condition = (
@@ -252,7 +258,8 @@ def kernel(
 
     called: what is fused in it. results: types by name, of what is around it.
     """
-    inner, moved = {i.name: i.result for i in called}, bytes_of(at.result)
+    inner = {i.name: i.result for i in called}
+    moved = bytes_of(at.result)
     parameters = {i.rest.split(")")[0]: i.name for i in called if i.op == "parameter"}
     for number, operand in enumerate(at.operands):
         size = bytes_of(results.get(operand, ""))

@@ -1,10 +1,12 @@
 """Masked-diffusion text: passes and seconds of self-speculation and of stepwise
 decoding, in one run.
 
-    python benchmarks/masked.py                 # the model that comes with the package,
-    several minutes python benchmarks/masked.py --only alone    # passes alone, of 23
-    prompts one at a time python benchmarks/masked.py --only sampled  # temperatures and
-    cuts as Dream and LLaDA are run
+    # the model that comes with the package, several minutes
+    python benchmarks/masked.py
+    # passes alone, of 23 prompts one at a time
+    python benchmarks/masked.py --only alone
+    # temperatures and cuts as Dream and LLaDA are run
+    python benchmarks/masked.py --only sampled
 
 Prompts are beginnings of held-out texts. Every text is compared with that of its
 stepwise reference, and the number of identical ones is printed: in float32 a difference
@@ -28,7 +30,10 @@ from toy import Parser, begin, held_out_prompts, load, machine, say
 from cspd_jax.masked import Options, Schedule, SelfSpeculation, Stepwise, generate
 from cspd_jax.measure import timed
 
-PROMPTS, PLACES, BLOCK, REPEATS = 23, 64, 8, 3
+PROMPTS = 23
+PLACES = 64
+BLOCK = 8
+REPEATS = 3
 TEMPERATURES = (0.0, 0.2, 0.4, 1.0)
 RECIPES: dict[str, dict[str, Any]] = {
     "LLaDA": {"confidence": "clean"},
@@ -79,14 +84,13 @@ def measure(model: Any, job: tuple, toy: bool) -> list[dict[str, Any]]:
     ]
     ways = {"stepwise": Stepwise(), **ways}
     if toy:
-        ways, repeats = (
-            {way: ways[way] for way in list(ways)[:: len(ways) - 1]},
-            min(repeats, 1),
-        )
+        ways = {way: ways[way] for way in list(ways)[:: len(ways) - 1]}
+        repeats = min(repeats, 1)
     found = timed(
         {way: functools.partial(run, how) for way, how in ways.items()}, max(repeats, 1)
     )
-    (reference, base), rows = found["stepwise"], []
+    (reference, base) = found["stepwise"]
+    rows = []
     say(
         f"{name}, temperature {options.temperature:g}: {len(prompts)} prompts, {side}"
         " side by side"
@@ -141,7 +145,8 @@ def main() -> None:
     options = Options(
         max_new_tokens=8 if args.toy else PLACES, block=4 if args.toy else BLOCK
     )
-    model, rows = load("masked-default", args.toy), []
+    model = load("masked-default", args.toy)
+    rows = []
     for part in ("alone", "sampled", "greedy") if args.toy else (args.only,):
         several = list(jobs(part, options))
         for job in several[:: 5 if args.toy and part == "sampled" else 1]:

@@ -11,7 +11,8 @@ from toy import results
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-MEASURED, COUNTED = RESULTS / "gpu.json", RESULTS / "accelerator.json"
+MEASURED = RESULTS / "gpu.json"
+COUNTED = RESULTS / "accelerator.json"
 Rows = list[dict[str, Any]]
 
 
@@ -70,17 +71,16 @@ def timed(rows: Rows, modelled: dict[tuple, float] | None = None) -> list[str]:
     plain = {
         alike(row): row["seconds"] for row in reversed(rows) if row["method"] in PLAIN
     }
-    last, lines = "", []
+    last = ""
+    lines = []
     for row in rows:
         seconds = row["seconds"]
         name = (
             f"{row['model']}, {row['dtype']}, {row['batch']} side by side"
             + ", guidance" * row["guided"]
         )
-        name, method = (
-            name.replace(", 1 side by side", ""),
-            row["method"] + f" ({row['options']})" * bool(row["options"]),
-        )
+        name = name.replace(", 1 side by side", "")
+        method = row["method"] + f" ({row['options']})" * bool(row["options"])
         cells = ["" if name == last else name, method, f"{1e3 * seconds:.2f}"]
         ratio = plain.get(alike(row), 0.0) / seconds
         cells.append(f"{ratio:.{1 if ratio >= 1 else 2}f}x" if ratio else "")
@@ -132,7 +132,8 @@ def faster(measured: Rows, counted: Rows, method: str) -> str:
 def pages(measured: Rows, counted: Rows) -> dict[Path, str]:
     """Returns README.md and docs/benchmarks.md, with what stands between their marks as
     the rows have it."""
-    readme, page = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
+    readme = ROOT / "README.md"
+    page = ROOT / "docs" / "benchmarks.md"
     cell = lambda mark: f"{mark[1]}{faster(measured, counted, mark[2])}{mark[3]}"
     found = {
         readme: re.sub(

@@ -1,10 +1,11 @@
 """The tables, figures and the formula of Continuous Speculative Decoding (arXiv
 2411.11925), by name.
 
-    python benchmarks/paper.py --list python benchmarks/paper.py table1 equation35 --out
-    paper python benchmarks/paper.py --out paper      # all of them python
-    benchmarks/paper.py table1 --steps ddim100 --gamma 3 8      # what docs/images.md
-    shows
+    python benchmarks/paper.py --list
+    python benchmarks/paper.py table1 equation35 --out paper
+    python benchmarks/paper.py --out paper  # all of them
+    # what docs/images.md shows
+    python benchmarks/paper.py table1 --steps ddim100 --gamma 3 8
 
 Each item is FOLDER/NAME.json, NAME.md and NAME.png; one whose JSON is there is not made
 again. Every row says exact or lossy. The paper itself was not at hand: its tables are
@@ -153,7 +154,8 @@ class Runs:
         """Returns what to give `generate`; image i is of class i modulo classes."""
         labels = np.arange(images) % self.target.config.num_classes
         given = dict(way)
-        denoise, make = given.pop("denoise", "plain"), METHODS[given.pop("method")]
+        denoise = given.pop("denoise", "plain")
+        make = METHODS[given.pop("method")]
         method = make(self.draft, **given)
         final_noise = method.needs_final_noise is not False
         options = Options(
@@ -238,7 +240,8 @@ def _timed(run: Runs, batch: int) -> list[tuple[str, int | None, Made]]:
 @item("table1", "Speed and acceptance by gamma and batch")
 def table1(run: Runs) -> Item:
     rows: list[Sequence[Any]] = []
-    charts, backbones = [], lambda made: made.info.calls["backbone"].sequential
+    charts = []
+    backbones = lambda made: made.info.calls["backbone"].sequential
     for batch in run.args.batch:
         plain = run(PLAIN, batch)
         ratios: dict[str, list[float | None]] = {}
@@ -299,7 +302,8 @@ def table1(run: Runs) -> Item:
 
 @item("table3", "Acceptance without and with alignment of the chains")
 def table3(run: Runs) -> Item:
-    rows, series = [], {}
+    rows = []
+    series = {}
     paper = TABLE3.get((*PAIR, run.least), (None, None))
     for name, criterion in (
         (PAPER, _PAPER),
@@ -345,10 +349,12 @@ def table3(run: Runs) -> Item:
 
 @item("figure16", "Where in the image drafts are accepted")
 def figure16(run: Runs) -> Item:
-    rows, pages = [], []
+    rows = []
+    pages = []
     for name, way in WAYS.items():
         made = run({**way, "gamma": min(run.middle, run.gammas(name)[-1])})
-        tested, accepted = made.marks != 0, made.marks > 0
+        tested = made.marks != 0
+        accepted = made.marks > 0
         rows.append((name, made.verdict, made.acceptance))
         captions = [run.target.class_name(int(label)) for label in made.labels]
         pages.append(

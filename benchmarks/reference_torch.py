@@ -146,7 +146,8 @@ class DiffLoss(nn.Module):
         """Draws z [R, D] (twice the rows with guidance) -> x_0 [n, d]. noise [T + 1, n,
         d] or None: drawn here."""
         guided = cfg != 1.0
-        rows, dim = z.shape[0] // (1 + guided), self.net.input_proj.in_features
+        rows = z.shape[0] // (1 + guided)
+        dim = self.net.input_proj.in_features
         x = z.new_empty(rows, dim).normal_() if noise is None else noise[-1]
         for i in reversed(range(s.num_steps)):
             t = torch.full((z.shape[0],), int(s.timestep_map[i]), device=z.device)
@@ -154,10 +155,8 @@ class DiffLoss(nn.Module):
             eps, v = out.split(dim, dim=-1)
             if guided:
                 conditional, unconditional = eps.chunk(2)
-                eps, v = (
-                    unconditional + cfg * (conditional - unconditional),
-                    v.chunk(2)[0],
-                )
+                eps = unconditional + cfg * (conditional - unconditional)
+                v = v.chunk(2)[0]
             f = (v + 1) / 2
             log_var = f * float(s.log_betas[i]) + (1 - f) * float(
                 s.posterior_log_variance_clipped[i]
@@ -180,7 +179,9 @@ class MAR(nn.Module):
     def __init__(self, c: MARConfig):
         super().__init__()
         self.config = c
-        we, wd, total = c.encoder_width, c.decoder_width, c.buffer_size + c.seq_len
+        we = c.encoder_width
+        wd = c.decoder_width
+        total = c.buffer_size + c.seq_len
         self.fake_latent = nn.Parameter(torch.zeros(1, we))
         self.encoder_pos_embed_learned = nn.Parameter(torch.zeros(1, total, we))
         self.mask_token = nn.Parameter(torch.zeros(1, 1, wd))
@@ -204,7 +205,8 @@ class MAR(nn.Module):
         """Computes tokens [B, L, d], mask [B, L] (1 = unknown), as many known in every
         row -> z [B, L, D]."""
         c = self.config
-        batch, buffer = tokens.shape[0], c.buffer_size
+        batch = tokens.shape[0]
+        buffer = c.buffer_size
         x = torch.cat(
             [class_embedding[:, None].expand(-1, buffer, -1), self.z_proj(tokens)],
             dim=1,
@@ -241,12 +243,12 @@ class MAR(nn.Module):
         orders: [B, L]
         noise: [T + 1, B, L, d] by position.
         """
-        batch, length, halves = labels.shape[0], self.config.seq_len, 1 + (cfg != 1.0)
+        batch = labels.shape[0]
+        length = self.config.seq_len
+        halves = 1 + (cfg != 1.0)
         orders = torch.as_tensor(np.ascontiguousarray(orders))
-        tokens, mask = (
-            torch.zeros(batch, length, self.config.token_dim),
-            torch.ones(batch, length),
-        )
+        tokens = torch.zeros(batch, length, self.config.token_dim)
+        mask = torch.ones(batch, length)
         embedding = torch.cat(
             [self.class_emb(labels), self.fake_latent.expand(batch, -1)]
         )[: halves * batch]
@@ -258,7 +260,8 @@ class MAR(nn.Module):
             predicted = (
                 mask > 0.5 if step == num_iter - 1 else (mask > 0.5) & (after < 0.5)
             )
-            mask, z = after, z[predicted.repeat(halves, 1)]
+            mask = after
+            z = z[predicted.repeat(halves, 1)]
             scale = 1 + (cfg - 1) * (length - masked) / length
             if len(z):
                 here = torch.as_tensor(noise)[:, predicted]

@@ -1,10 +1,11 @@
 """Why speculate when fewer steps are faster? Exact and lossy ways to make pictures of
 words.
 
-    python benchmarks/rivals.py OUT.json                # generate what is missing,
-    test, print python benchmarks/rivals.py OUT.json --markdown --picture
-    docs/rivals.png   # from what is there python benchmarks/rivals.py OUT.json --rows
-    docs/words.png   # pictures of an exact and a lossy way
+    python benchmarks/rivals.py OUT.json  # generate what is missing, test, print
+    # from what is there
+    python benchmarks/rivals.py OUT.json --markdown --picture docs/rivals.png
+    # pictures of an exact and a lossy way
+    python benchmarks/rivals.py OUT.json --rows docs/words.png
 
 Images are kept in the folder OUT, so an interrupted run goes on where it was. Words are
 read letter by letter (cspd_jax/tools/evaluation/words.py); a word is right if the
@@ -132,11 +133,13 @@ class Pictures(NamedTuple):
 
 def request_of(cell: Cell, target: Any, draft: Any, toy: bool) -> Request:
     """Returns what to give `generate`, but for the key."""
-    values, method = SAMPLED | cell.options, cell.method(draft)
+    values = SAMPLED | cell.options
+    method = cell.method(draft)
     if toy:
         values |= {name: value for name, value in SHORT.items() if name in values}
     options = Options(**values, final_noise=method.needs_final_noise is not False)
-    labels, none = np.arange(BATCH) % target.config.num_classes, None
+    labels = np.arange(BATCH) % target.config.num_classes
+    none = None
     return Request(
         none, target, labels, method, resolve(target, method, options, BATCH)
     )
@@ -149,7 +152,10 @@ def generate(request: Request, n: int, seed: int, file: Path) -> dict[str, np.nd
         with np.load(file) as there:
             if len(there["tokens"]) == n:
                 return {name: there[name] for name in there.files}
-    tokens, seconds, calls, rounds = [], [], [], []
+    tokens = []
+    seconds = []
+    calls = []
+    rounds = []
     for i in range(0, n, BATCH):
         key = row_keys(jax.random.key(seed), BATCH, i)
         made, info, took = timed_images(request._replace(key=key))
@@ -170,7 +176,8 @@ def generate(request: Request, n: int, seed: int, file: Path) -> dict[str, np.nd
 
 def summary(made: dict, x: Pictures, reference: Pictures) -> dict[str, Any]:
     """Returns quality and cost of the pictures x of a cell."""
-    n, right = len(x.tokens), x.words != measures.MISSPELT
+    n = len(x.tokens)
+    right = x.words != measures.MISSPELT
     other = reference.first(n)
     return {
         "images": n,
@@ -229,7 +236,8 @@ def markdown(cells: list[dict]) -> str:
 
 def picture(cells: list[dict]) -> Image.Image:
     """Draws words read right against calls and against seconds."""
-    names, kinds = [row["cell"] for row in cells], [row["kind"] for row in cells]
+    names = [row["cell"] for row in cells]
+    kinds = [row["kind"] for row in cells]
     right = [100 * row["words"] for row in cells]
     axes = (
         (
@@ -261,7 +269,8 @@ def beside(cells: list[dict]) -> tuple[str, str, str]:
 
 def misspelt(reading: measures.Reading) -> np.ndarray:
     """Finds the letters [N, L] of words that no list has."""
-    pages, lines = len(reading.text), len(reading.text[0])
+    pages = len(reading.text)
+    lines = len(reading.text[0])
     letters = np.array(
         [[c != BLANK for c in line] for page in reading.text for line in page]
     )
@@ -274,16 +283,15 @@ def show(
     target: Any, reader: measures.Reader, cells: list[dict], keep: Path
 ) -> Image.Image:
     """Draws a page of every topic by each way of `beside`, misspelt words framed."""
-    rows, pages, topics = (
-        {row["cell"]: row for row in cells},
-        [],
-        np.arange(target.config.num_classes),
-    )
+    rows = {row["cell"]: row for row in cells}
+    pages = []
+    topics = np.arange(target.config.num_classes)
     for name in beside(cells):
         with np.load(keep / f"{name}.npz") as made:
             images = pixels.to_images(target, made["tokens"][topics])
         kind = "the reference" if name == "plain" else rows[name]["kind"]
-        calls, right = calls_of(rows[name]), rows[name]["words"]
+        calls = calls_of(rows[name])
+        right = rows[name]["words"]
         title = (
             f"{name} ({kind}): {calls:.0f} calls in sequence, {right:.1%} of the"
             " words spelt right"
@@ -327,7 +335,8 @@ def make_parser() -> Parser:
 
 def main() -> None:
     args = begin(make_parser())
-    found, keep = results(args.file) or {"cells": []}, args.file.with_suffix("")
+    found = results(args.file) or {"cells": []}
+    keep = args.file.with_suffix("")
     models: tuple = ()
     if args.rows or not (args.picture or args.markdown):
         target = load("words", args.toy)

@@ -1,11 +1,11 @@
 """Puts a trained model into the package as an embedded default: bfloat16, in a single
 file; a model of images with the gains of its denoising steps.
 
-    python benchmarks/ship_default.py runs/glyphs/model target python
-    benchmarks/ship_default.py runs/draft/model draft python benchmarks/ship_default.py
-    runs/glyphs-causal/model causal python benchmarks/ship_default.py runs/words/model
-    words --cfg 2 --cfg-schedule constant --temperature 0.9 python
-    benchmarks/ship_default.py runs/text-target/model text-target
+    python benchmarks/ship_default.py runs/glyphs/model target
+    python benchmarks/ship_default.py runs/draft/model draft
+    python benchmarks/ship_default.py runs/glyphs-causal/model causal
+    python benchmarks/ship_default.py runs/words/model words --cfg 2 --temperature 0.9
+    python benchmarks/ship_default.py runs/text-target/model text-target
 """
 
 from __future__ import annotations

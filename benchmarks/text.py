@@ -1,9 +1,9 @@
 """Text: every way of decoding beside the transformers library, with the same weights,
 prompts and threads.
 
-    python benchmarks/text.py                          # the pair that comes with the
-    package, held-out text cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
-    python benchmarks/text.py smollm2 [--draft HEAD]   # more than an hour on two cores
+    python benchmarks/text.py  # the pair that comes with the package, held-out text
+    cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
+    python benchmarks/text.py smollm2 [--draft HEAD]  # more than an hour on two cores
 
 A model of chats answers tasks, eight prompts of each: answers, questions, code and
 rewriting. None of them is among the prompts that a head is trained on, but the
@@ -56,7 +56,8 @@ def prompts_of(task: str, target: models.TextModel, toy: bool) -> list[list[int]
     """Returns the ids of eight prompts of a task."""
     if task == HELD_OUT:
         return held_out_prompts(8, 64, toy)
-    tokenizer, found = load_tokenizer(target), []
+    tokenizer = load_tokenizer(target)
+    found = []
     for question in TASKS[task]:
         said = (("system", _SYSTEM), ("user", question))
         before = "".join(f"<|im_start|>{who}\n{what}<|im_end|>\n" for who, what in said)
@@ -132,7 +133,8 @@ class Task(NamedTuple):
             stop_ids=(),
             **more,
         )
-        found, key = [], jax.random.key(0) if self.temperature else None
+        found = []
+        key = jax.random.key(0) if self.temperature else None
         for some in self.batches:
             tokens = np.zeros((len(some), size), np.int32)
             for row, ids in zip(tokens, some):
@@ -216,10 +218,8 @@ def transformers_ways(
     if isinstance(drafter, models.TextModel) and task.rows == 1:
         assistant = as_transformers(drafter)
         settings = assistant.generation_config
-        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = (
-            3,
-            "constant",
-        )
+        settings.num_assistant_tokens = 3
+        settings.num_assistant_tokens_schedule = "constant"
         settings.assistant_confidence_threshold = 0.0
         calls["transformers, assisted, gamma 3"] = functools.partial(
             task.theirs, theirs, assistant_model=assistant
@@ -235,8 +235,10 @@ def measured(
     calls = theirs | {
         name: functools.partial(task.ours, **how) for name, how in ways.items()
     }
-    found, rows = timed(calls, repeats), []
-    plain, plain_seconds = task.new_ids(found["plain"][0]), found["plain"][1]
+    found = timed(calls, repeats)
+    rows = []
+    plain = task.new_ids(found["plain"][0])
+    plain_seconds = found["plain"][1]
     for name, (made, took) in found.items():
         row = {
             "way": name,
@@ -247,7 +249,8 @@ def measured(
             total = lambda what, made=made: sum(
                 int(np.sum(getattr(info, what))) for _, info in made
             )
-            tested, drafter = total("tested"), ways[name].get("drafter")
+            tested = total("tested")
+            drafter = ways[name].get("drafter")
             row["acceptance"] = total("accepted") / tested if tested else None
             row["tokens_per_pass"] = total("made") / total("rounds")
             if isinstance(drafter, (tuple, models.TextModel)):
@@ -313,10 +316,8 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser())
     embedded = args.target == EMBEDDED
-    target, name = (
-        load(args.target, args.toy),
-        args.draft or ("text-default-draft" if embedded else None),
-    )
+    target = load(args.target, args.toy)
+    name = args.draft or ("text-default-draft" if embedded else None)
     drafter = None
     if name and isinstance(hub.describe(name), models.HeadModel):
         drafter = text.draft_from_states(hub.load(name), target)

@@ -44,7 +44,8 @@ def can_run(case: Case | TorchCase) -> bool:
     CPU."""
     if isinstance(case, Case):
         return True
-    name, method = case.about["model"], case.about["method"]
+    name = case.about["model"]
+    method = case.about["method"]
     package = "transformers" if method == "transformers" else "torch"
     if importlib.util.find_spec(package) is None:
         say(f"left out: {name}, {method}: {package} is not installed")
@@ -89,18 +90,17 @@ def mar_case(
 ) -> TorchCase:
     """Makes tokens of MAR's loop behind 3/8 of an image. how: "eager", or "graph" for a
     captured chain."""
-    config, tokens = scale.of(MAR_PRESETS[name]), min(scale.tokens, 8)
+    config = scale.of(MAR_PRESETS[name])
+    tokens = min(scale.tokens, 8)
 
     def prepare() -> Callable[[], Any]:
         import reference_torch
         import torch
 
         schedule = sampling_schedule(config.respacing if scale.toy else "ddim100")
-        rows, length, first = (
-            (1 + guided) * batch,
-            config.seq_len,
-            config.seq_len * 3 // 8,
-        )
+        rows = (1 + guided) * batch
+        length = config.seq_len
+        first = config.seq_len * 3 // 8
         with torch.device(
             device()
         ):  # not around what is timed, where it slows every call
@@ -141,8 +141,10 @@ def whole_case(scale: Scale, batch: int) -> TorchCase:
         import reference_torch
         import torch
 
-        model, random = reference_torch.random_model(config), np.random.default_rng(0)
-        schedule, length = sampling_schedule(config.respacing), config.seq_len
+        model = reference_torch.random_model(config)
+        random = np.random.default_rng(0)
+        schedule = sampling_schedule(config.respacing)
+        length = config.seq_len
         orders = np.stack([random.permutation(length) for _ in range(batch)])
         noise = random.standard_normal(
             (schedule.num_steps + 1, batch, length, config.token_dim), np.float32
@@ -180,7 +182,8 @@ def captured(function: Callable, example: Any) -> Callable:
 
 def text_case(scale: Scale) -> TorchCase:
     """Makes greedy text by transformers, at the sizes of Pythia-1.4B."""
-    count, c = scale.new_tokens, scale.of(PYTHIA_1_4B)
+    count = scale.new_tokens
+    c = scale.of(PYTHIA_1_4B)
 
     def prepare() -> Callable[[], Any]:
         import torch

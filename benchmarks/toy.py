@@ -207,7 +207,8 @@ def narrow(config: Any) -> Any:
 
 
 def random_params(config: Any, apart: float = 0.0) -> Any:
-    random, other = np.random.default_rng(0), np.random.default_rng(1)
+    random = np.random.default_rng(0)
+    other = np.random.default_rng(1)
 
     def drawn(shape):
         values = 0.2 * random.standard_normal(shape.shape, np.float32)
@@ -241,7 +242,8 @@ def held_out_prompts(count: int, length: int, toy: bool) -> list[list[int]]:
 def timed_images(request: Request) -> tuple[np.ndarray, Info, float]:
     """Returns tokens, what happened, and the seconds of the run without tracing and
     compiling."""
-    compiled, start = compile_seconds(), time.perf_counter()
+    compiled = compile_seconds()
+    start = time.perf_counter()
     made, info = generate(*request)
     tokens = np.asarray(made)
     seconds = time.perf_counter() - start - (compile_seconds() - compiled)

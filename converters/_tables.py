@@ -180,11 +180,9 @@ class Format:
     def __init__(
         self, table: Table, abstract_params: Callable[[Any], Mapping], ignored: str = ""
     ):
-        self.table, self.abstract_params, self.ignored = (
-            table,
-            abstract_params,
-            re.compile(ignored),
-        )
+        self.table = table
+        self.abstract_params = abstract_params
+        self.ignored = re.compile(ignored)
 
     def wanted(self, config: Any) -> list[Entry]:
         """Returns every parameter of the network of these sizes, and the tensor that

@@ -52,10 +52,8 @@ def is_folder(path: Path) -> bool:
 def open_folder(path: Path) -> hf.Folder:
     """Opens a folder, and names the tensors as the research code does."""
     if (path / _BIN).is_file() and not (path / hf.SINGLE).is_file():
-        config, tensors = (
-            hf.Values(read_object(path / hf.CONFIG)),
-            open_checkpoint(path / _BIN),
-        )
+        config = hf.Values(read_object(path / hf.CONFIG))
+        tensors = open_checkpoint(path / _BIN)
         folder = hf.Folder(path, config, tensors, (path / hf.CONFIG, path / _BIN))
     else:
         folder = dataclasses.replace(hf.open_folder(path), companions=())
@@ -68,7 +66,9 @@ def open_folder(path: Path) -> hf.Folder:
 
 def make_config(folder: hf.Folder, options: Options = Options()) -> EagleConfig:
     """Makes the configuration from config.json and the shapes of the tensors."""
-    said, shapes, entering = folder.config, folder.shapes, _entering(folder.config)
+    said = folder.config
+    shapes = folder.shapes
+    entering = _entering(folder.config)
     values = hf.Values(
         said.get(_SIZES, said) | {"num_hidden_layers": 1, "tie_word_embeddings": False}
     )

@@ -157,7 +157,8 @@ def make_config(file: GGUF) -> LMConfig:
     )
     for key in own.keys() - _KEYS:
         raise own.refuse(key, "models that have this are not supported")
-    width, heads = own["embedding_length"], own["attention.head_count"]
+    width = own["embedding_length"]
+    heads = own["attention.head_count"]
     head_dim = own.get("attention.key_length", width // heads)
     same = {"attention.value_length": head_dim, "rope.dimension_count": head_dim}
     own.only(**same, **{"expert_count": 0, "attention.causal": True})

@@ -16,7 +16,10 @@ import numpy as np
 from cspd_jax.check import shown
 from cspd_jax.converters.hf import Values
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # types of tokens
+# Types of tokens.
+_CONTROL = 3
+_USER_DEFINED = 4
+_UNUSED = 5
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -74,10 +77,8 @@ def files(metadata: Values) -> dict[str, bytes]:
 
 def missing(metadata: Values) -> str | None:
     """Says why a file is converted without a tokenizer; None if it has one."""
-    model, split = (
-        metadata.get("tokenizer.ggml.model"),
-        metadata.get("tokenizer.ggml.pre", "default"),
-    )
+    model = metadata.get("tokenizer.ggml.model")
+    split = metadata.get("tokenizer.ggml.pre", "default")
     if model is None:
         return "the file has no tokenizer"
     if model != "gpt2":
@@ -108,7 +109,8 @@ def _types(metadata: Values) -> np.ndarray:
 
 
 def _tokenizer(metadata: Values) -> dict[str, Any]:
-    tokens, types = metadata["tokenizer.ggml.tokens"], _types(metadata)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    types = _types(metadata)
     split = metadata.get("tokenizer.ggml.pre", "default")
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = np.flatnonzero((types == _CONTROL) | (types == _USER_DEFINED)).tolist()
@@ -170,10 +172,8 @@ def _beginning(metadata: Values, split: str) -> dict[str, Any]:
 
 def _settings(metadata: Values) -> dict[str, Any]:
     """Lists the special tokens by their roles, and the chat template."""
-    found, tokens = (
-        {"tokenizer_class": "PreTrainedTokenizerFast"},
-        metadata["tokenizer.ggml.tokens"],
-    )
+    found = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    tokens = metadata["tokenizer.ggml.tokens"]
     roles = {
         "bos_token": "bos",
         "eos_token": "eos",

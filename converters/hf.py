@@ -16,8 +16,10 @@ from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.tokenizers import CHAT_TEMPLATE
 
 CONFIG = "config.json"
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+GENERATION = "generation_config.json"
 COMPANIONS = (
     TOKENIZER,
     "tokenizer_config.json",

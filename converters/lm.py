@@ -108,7 +108,8 @@ def refuse_the_unrepresentable(values: Values, own_code: bool = False) -> None:
 
 def _size_fields(values: Values) -> dict[str, Any]:
     """Reads the fields of LMConfig that most families write alike."""
-    width, heads = values["hidden_size"], values["num_attention_heads"]
+    width = values["hidden_size"]
+    heads = values["num_attention_heads"]
     return {
         "vocab_size": values["vocab_size"],
         "width": width,
@@ -303,7 +304,8 @@ def _llada_fields(values: Values) -> dict[str, Any]:
         multi_query_attention=False,
         clip_qkv=None,
     )
-    width, heads = values["d_model"], values["n_heads"]
+    width = values["d_model"]
+    heads = values["n_heads"]
     return {
         "vocab_size": values.get("embedding_size", values["vocab_size"]),
         "width": width,
@@ -370,9 +372,11 @@ def family_name(config: Values) -> str:
     """Returns the name of the family, from model_type or else from architectures."""
     listed = config.get("architectures", ())
     by_architecture = {family.architecture: name for name, family in FAMILIES.items()}
-    key, name = "model_type", config.get("model_type")
+    key = "model_type"
+    name = config.get("model_type")
     if name is None and listed:
-        key, name = "architectures", by_architecture.get(listed[0])
+        key = "architectures"
+        name = by_architecture.get(listed[0])
     if name not in FAMILIES:
         raise config.refuse(key, f"known model types are {', '.join(FAMILIES)}")
     if listed and FAMILIES[name].architecture not in listed:
@@ -386,16 +390,12 @@ def family_name(config: Values) -> str:
 def make_config(folder: Folder, options: Options = Options()) -> LMConfig:
     """Makes the configuration from config.json, the tokenizer and
     generation_config.json."""
-    name, values, file = (
-        family_name(folder.config),
-        folder.config,
-        folder.path / GENERATION,
-    )
+    name = family_name(folder.config)
+    values = folder.config
+    file = folder.path / GENERATION
     refuse_the_unrepresentable(values, own_code=FAMILIES[name].own_code)
-    fields, generation = (
-        FAMILIES[name].fields(values),
-        Values(read_object(file) if file.is_file() else {}),
-    )
+    fields = FAMILIES[name].fields(values)
+    generation = Values(read_object(file) if file.is_file() else {})
     ids = lambda key: generation.ids(key) or values.ids(key)
     return LMConfig(
         family=name,
@@ -442,10 +442,8 @@ class _Format(Format):
         """Refuses a copy of a tied output layer that is another than the embedding."""
         family = FAMILIES[config.family]
         if config.tie_embeddings and {family.head, family.embedding} <= tensors.keys():
-            head, embedding = (
-                tensors[family.head].numpy(),
-                tensors[family.embedding].numpy(),
-            )
+            head = tensors[family.head].numpy()
+            embedding = tensors[family.embedding].numpy()
             if not np.array_equal(head, embedding):
                 raise UserError(
                     f"tie_word_embeddings is true, but {family.head} is not equal to"

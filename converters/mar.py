@@ -45,10 +45,8 @@ FORMAT = Format(TABLE, abstract_params)
 def read_sizes(shapes: Shapes) -> dict[str, Any]:
     """Reads the fields of MARConfig that shapes tell: all but heads, patch size,
     respacing and stride."""
-    encoder_width, decoder_width = (
-        shapes.size("z_proj.weight", 0),
-        shapes.size("decoder_embed.weight", 0),
-    )
+    encoder_width = shapes.size("z_proj.weight", 0)
+    decoder_width = shapes.size("decoder_embed.weight", 0)
     seq_len = shapes.size("diffusion_pos_embed_learned", 1)
     hidden = shapes.size("encoder_blocks.0.mlp.fc1.weight", 0)
     return {

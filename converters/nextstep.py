@@ -58,10 +58,8 @@ class _Format(Format):
         """Refuses a table of places that is another than the one the network
         computes."""
         if config.positions and _PLACES in tensors:
-            ours, theirs = (
-                place_table(config.position_side, config.lm.width),
-                tensors[_PLACES].numpy(),
-            )
+            ours = place_table(config.position_side, config.lm.width)
+            theirs = tensors[_PLACES].numpy()
             if not np.allclose(theirs.astype(np.float32), ours, rtol=0, atol=_ROUNDING):
                 raise UserError(
                     f"{_PLACES} is not the table of sines and cosines that is expected"
@@ -75,11 +73,13 @@ FORMAT = _Format(TABLE, abstract_params, ignored=_PLACES)
 def make_config(folder: Folder, options: Options = Options()) -> NextStepConfig:
     """Makes the configuration from config.json, the tokenizer and the shapes; steps and
     stride as given, else as published."""
-    values, steps = folder.config, options.steps or "20"
+    values = folder.config
+    steps = options.steps or "20"
     refuse_the_unrepresentable(values, own_code=True)
     fields = llama_fields(values)
     fields["out_bias"] = values.get("o_attention_bias", fields["out_bias"])
-    patch, side = values.get("latent_patch_size", 2), values.get("latent_size", 32)
+    patch = values.get("latent_patch_size", 2)
+    side = values.get("latent_size", 32)
     places = folder.shapes.get(_PLACES, (1, side**2))[1]
     return NextStepConfig(
         lm=LMConfig(

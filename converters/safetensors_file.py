@@ -44,7 +44,8 @@ class SafeTensor:
 
 def open_safetensors(path: str | os.PathLike) -> dict[str, SafeTensor]:
     """Returns the tensors by name, in alphabetical order."""
-    path, tensors = Path(path), {}
+    path = Path(path)
+    tensors = {}
     try:
         with safetensors.safe_open(path, framework="np") as file:
             for name in sorted(file.keys()):

@@ -178,7 +178,8 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
                 )
             return _open_folder(path) if path.is_dir() else _open_file(path)
         tree = open_checkpoint(path)
-        tensors, args = _state_dict(tree, path, weights), tree.get("args")
+        tensors = _state_dict(tree, path, weights)
+        args = tree.get("args")
         return _of_file(
             path, tensors, args if isinstance(args, Namespace | dict) else {}
         )
@@ -189,7 +190,8 @@ def _open_folder(path: Path) -> Source:
         source = open_source(flux.weights(path))
         return dataclasses.replace(source, args=hf.published_config(path))
     if eagle.is_folder(path):
-        folder, kind = eagle.open_folder(path), "eagle"
+        folder = eagle.open_folder(path)
+        kind = "eagle"
     else:
         folder = hf.open_folder(path)
         kind = (
@@ -254,7 +256,8 @@ def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTen
 
 def make_config(source: Source, options: Options = Options()) -> Any:
     """Makes the configuration that fits the file, of the class that its kind has."""
-    converter, inside = _CONVERTERS[source.kind], source.autoencoder
+    converter = _CONVERTERS[source.kind]
+    inside = source.autoencoder
     with _naming(source.path):
         if source.gguf:
             return gguf.make_config(source.gguf)

@@ -51,7 +51,8 @@ def make_config(
     shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
 ) -> SphereConfig:
     """Takes sizes from `shapes`, the rest from the options, else as published."""
-    sizes, steps = read_sizes(shapes), options.steps or "100"
+    sizes = read_sizes(shapes)
+    steps = options.steps or "100"
     if options.heads is None and sizes["width"] % _HEAD_DIM:
         raise UserError(
             f"the file has width {sizes['width']}, and does not say its number of"

@@ -36,7 +36,8 @@ def make_config(
     shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
 ) -> SphereVAEConfig:
     """Takes everything from shapes."""
-    levels, net = shapes.count("encoder.patchify.0.net."), "encoder.patchify.0.net"
+    levels = shapes.count("encoder.patchify.0.net.")
+    net = "encoder.patchify.0.net"
     channels = [shapes.size(f"{net}.{i}.block.2.weight", 0) for i in range(levels)]
     return SphereVAEConfig(
         channels=(shapes.size("encoder.conv_in.weight", 0), *channels),

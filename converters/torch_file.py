@@ -170,7 +170,8 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, file: IO[bytes], path: Path, storage: Callable[..., Storage]):
         super().__init__(file)
-        self._path, self._storage = path, storage
+        self._path = path
+        self._storage = storage
         # A pickle may set attributes of what it is given, so that is no object of this
         # module.
         made = {name: functools.partial(make) for name, make in _MADE.items()}

@@ -64,7 +64,8 @@ def check_draft(target: Any, draft: Any) -> None:
         ("patch_size", "patches of size {}"),
         ("vae_stride", "a stride of {} pixels per latent"),
     ):
-        have, want = getattr(draft, field, None), getattr(target, field, None)
+        have = getattr(draft, field, None)
+        want = getattr(target, field, None)
         if have != want:
             raise UserError(
                 f"the draft does not fit the target: it has {meaning.format(have)}, the"
@@ -75,7 +76,8 @@ def check_draft(target: Any, draft: Any) -> None:
 
 def check_head_ids(where: str, config: Any, ids: Any) -> None:
     """Raises UserError unless the ids of a head are different ones of its target's."""
-    ids, most = np.asarray(ids), config.target_ids
+    ids = np.asarray(ids)
+    most = config.target_ids
     whole = np.issubdtype(ids.dtype, np.integer)
     if (
         not whole
@@ -91,7 +93,8 @@ def check_head_ids(where: str, config: Any, ids: Any) -> None:
 def check_vocabularies(target: Any, draft: Any) -> None:
     """Raises UserError unless two language models can have the same ids, apart from
     padding."""
-    t, d = target.config, draft.config
+    t = target.config
+    d = draft.config
     unknown = any(c.known_ids == c.vocab_size for c in (t, d))
     if t.known_ids == d.known_ids or (
         unknown and abs(t.known_ids - d.known_ids) <= _MOST_PADDING

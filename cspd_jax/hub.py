@@ -86,10 +86,8 @@ def load(
         (`cspd_jax.parallel.make_mesh`).
     of: the type that is wanted; UserError, before anything is read, if it is another.
     """
-    name, dtype = (
-        os.fspath(name_or_path),
-        jnp.dtype(jnp.float32 if dtype is None else dtype),
-    )
+    name = os.fspath(name_or_path)
+    dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
     there = _locate(name)
     path, origin = fetch(name) if there is None else (there, there.name)
     found, source = _outline(path, there is None or _is_published(path))

@@ -90,7 +90,8 @@ class Info:
     def __str__(self) -> str:
         made = {name: int(calls.sequential) for name, calls in self.calls.items()}
         calls = ", ".join(f"{count} {name}" for name, count in made.items() if count)
-        tested, lossless = int(np.sum(self.tested)), self.exactness.lossless
+        tested = int(np.sum(self.tested))
+        lossless = self.exactness.lossless
         lines = [
             f"calls       {self.sequential} one after the other ({calls})",
             f"rounds      {np.mean(self.rounds):.1f} for a row of"

@@ -250,7 +250,8 @@ def check_prompts(
 ) -> None:
     """Raises a UserError unless no prompt is empty, and the model has its ids and
     places for `new` more."""
-    tokens, lengths = concrete(prompts.tokens), concrete(prompts.lengths)
+    tokens = concrete(prompts.tokens)
+    lengths = concrete(prompts.lengths)
     longest = np.shape(prompts.tokens)[1]
     most = getattr(config, "max_positions", longest + new)
     if longest + new > most:

@@ -24,7 +24,8 @@ from cspd_jax.info import Calls
 
 Array = jax.Array
 
-DATA, MODEL = "data", "model"
+DATA = "data"
+MODEL = "model"
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -91,7 +92,9 @@ def common_mesh(*models: Any) -> Mesh | None:
     return meshes.pop() if meshes else None
 
 
-_INPUTS, _OUTPUTS, _FEATURES = 0, 1, 1
+_INPUTS = 0
+_OUTPUTS = 1
+_FEATURES = 1
 
 # (the end of a parameter's path, the axis that is cut)
 _HEADS = (
@@ -228,7 +231,8 @@ def spread(
     theirs at the same time, so those in sequence are the ones of the group that made
     most. What comes out is whole everywhere.
     """
-    count, groups = len(jax.tree.leaves(rows)[0]), mesh.shape[DATA]
+    count = len(jax.tree.leaves(rows)[0])
+    groups = mesh.shape[DATA]
     index = jnp.minimum(jnp.arange(-(-count // groups) * groups), count - 1)
     is_calls = lambda node: isinstance(node, Calls)
     join = lambda calls: Calls(
@@ -246,7 +250,8 @@ def spread(
     def by_group(rows, shared):
         return each(apart, lambda a: a, function(rows, shared))
 
-    split, whole = PartitionSpec(DATA), PartitionSpec()
+    split = PartitionSpec(DATA)
+    whole = PartitionSpec()
     results = jax.shard_map(
         by_group,
         mesh=mesh,

@@ -85,9 +85,9 @@ def cut_top_k(x: Array, top_k: Array | int) -> Array:
 
 def cut_top_p(x: Array, top_p: Array | float) -> Array:
     """Logits x [B, ..., V] <= 0, with -inf for all but the fewest largest that hold at
-    least `top_p`, a
-    probability: one number or [B]."""
-    p, probs = _by_row(top_p, x), jax.nn.softmax(x, axis=-1)
+    least `top_p`, a probability: one number or [B]."""
+    p = _by_row(top_p, x)
+    probs = jax.nn.softmax(x, axis=-1)
     return _keep_largest(
         x, lambda kept: jnp.sum(jnp.where(kept, probs, 0), axis=-1, keepdims=True) >= p
     )

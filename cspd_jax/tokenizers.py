@@ -60,7 +60,8 @@ class FileTokenizer:
     def __init__(self, path: Path, known_ids: int):
         import tokenizers
 
-        self._path, self._known_ids = path, known_ids
+        self._path = path
+        self._known_ids = known_ids
         self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         # what is encoded here is neither cut nor filled up
         self._tokenizer.no_padding()
@@ -112,7 +113,8 @@ def _file(folder: Path | None, name: str) -> Path | None:
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Returns what each id adds to the text, "" while a character is incomplete;
     joined, they are it."""
-    whole, found = "", []
+    whole = ""
+    found = []
     start = 0
     for i in range(len(ids)):
         text = tokenizer.decode(ids[start : i + 1])
@@ -123,17 +125,16 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
             if (
                 not text[-1:].isspace() and i - start >= 64
             ):  # ids far back no longer matter
-                start, whole = i, tokenizer.decode(ids[i : i + 1])
+                start = i
+                whole = tokenizer.decode(ids[i : i + 1])
     return found
 
 
 def chat_template(folder: Path | None) -> Template | None:
     """Reads the chat template in a model's folder, a file of its own or among the
     tokenizer's settings."""
-    alone, settings_file = (
-        _file(folder, CHAT_TEMPLATE),
-        _file(folder, "tokenizer_config.json"),
-    )
+    alone = _file(folder, CHAT_TEMPLATE)
+    settings_file = _file(folder, "tokenizer_config.json")
     settings = read_object(settings_file) if settings_file else {}
     source = (
         alone.read_text(encoding="utf-8") if alone else settings.get("chat_template")

@@ -136,7 +136,8 @@ def load(
         hold.
     """
     description = read_description(path)
-    config, kind = description.pop("config"), description.pop("kind")
+    config = description.pop("config")
+    kind = description.pop("kind")
     stored = _stored(Path(path))
     _check_shapes(stored, _kind(kind, path).abstract_params(config), path)
 
@@ -192,7 +193,8 @@ def read_config(cls: type, values: Any, where: str) -> Any:
     exactly its fields."""
     values = values if isinstance(values, Mapping) else {}
     known = {field.name for field in dataclasses.fields(cls)}
-    missing, unknown = sorted(known - values.keys()), sorted(values.keys() - known)
+    missing = sorted(known - values.keys())
+    unknown = sorted(values.keys() - known)
     if missing or unknown:
         raise UserError(
             f"{where} does not describe a {cls.__name__}: missing {missing}, unknown"

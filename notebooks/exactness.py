@@ -1,8 +1,7 @@
 """Is speculation exact? The shortest proof: draws, a law in closed form, and mistakes
 that its test refutes.
 
-    python notebooks/exactness.py [PICTURE.png]        # ten seconds on a CPU, no
-    network
+    python notebooks/exactness.py [PICTURE.png]  # ten seconds on a CPU, no network
 
 A target p is sampled by the library, which drafts from another distribution q. What
 comes out is compared with p's distribution function by the distance of Kolmogorov and
@@ -35,7 +34,9 @@ from cspd_jax.image.chain import (
 )
 from cspd_jax.image.drafters import frozen
 
-DRAWS, FALSE_ALARM, normal = 20_000, 1e-4, jax.random.normal
+DRAWS = 20_000
+FALSE_ALARM = 1e-4
+normal = jax.random.normal
 
 
 def p_value(sample: np.ndarray, mean: float, deviation: float) -> float:
@@ -72,7 +73,9 @@ def one_draw(key: jax.Array, mistake: str = "") -> jax.Array:
 #    best eps is known; then each step is linear in the state, and so the law of the
 #    token is known, too.
 
-SPEC, MEAN, DEVIATION = "ddim20", 0.7, 0.3
+SPEC = "ddim20"
+MEAN = 0.7
+DEVIATION = 0.3
 STEPS = sampling_schedule(SPEC).num_steps
 
 
@@ -95,18 +98,20 @@ class Head:
 def law_of_the_chain() -> tuple[float, float]:
     """Returns mean and deviation of the token: those of a composition of linear steps,
     in float64."""
-    s, (mean, variance) = sampling_schedule(SPEC), (0.0, 1.0)
+    s = sampling_schedule(SPEC)
+    mean = 0.0
+    variance = 1.0
     for i in reversed(range(STEPS)):
-        abar, c1, c2 = (
-            s.alphas_cumprod[i],
-            s.posterior_mean_coef1[i],
-            s.posterior_mean_coef2[i],
-        )
+        abar = s.alphas_cumprod[i]
+        c1 = s.posterior_mean_coef1[i]
+        c2 = s.posterior_mean_coef2[i]
         spread = abar * DEVIATION**2 + 1 - abar
         gain = np.sqrt(abar) * DEVIATION**2 / spread  # of x in the predicted token
-        a, b = c1 * gain + c2, c1 * MEAN * (1 - abar) / spread
+        a = c1 * gain + c2
+        b = c1 * MEAN * (1 - abar) / spread
         noise = np.exp(0.5 * (s.log_betas[i] + s.posterior_log_variance_clipped[i]))
-        mean, variance = a * mean + b, a**2 * variance + noise
+        mean = a * mean + b
+        variance = a**2 * variance + noise
     return float(mean), math.sqrt(variance)
 
 
@@ -121,7 +126,8 @@ def careless(inputs, chain, length):
 def tokens(key: jax.Array, call=speculate_once) -> tuple[jax.Array, jax.Array]:
     """Draws tokens in windows of four steps; their drafts keep the last prediction. And
     counts head calls."""
-    head, c = Head(), coefficients(sampling_schedule(SPEC))
+    head = Head()
+    c = coefficients(sampling_schedule(SPEC))
     chains = Chains(
         head,
         None,
@@ -144,9 +150,11 @@ def picture(panels: list[tuple[str, np.ndarray, float, float]]) -> Image.Image:
     """Draws each sample as bars, and the density that it should have as a line; three
     in a row."""
     canvas = Image.new("RGB", (990, 190 * -(-len(panels) // 3)), "white")
-    pen, z = ImageDraw.Draw(canvas), np.linspace(-4, 4, 61)
+    pen = ImageDraw.Draw(canvas)
+    z = np.linspace(-4, 4, 61)
     for i, (title, sample, mean, deviation) in enumerate(panels):
-        left, bottom = 15 + 330 * (i % 3) + 5 * np.arange(60), 180 + 190 * (i // 3)
+        left = 15 + 330 * (i % 3) + 5 * np.arange(60)
+        bottom = 180 + 190 * (i // 3)
         share = np.histogram((sample - mean) / deviation, z)[0] / len(sample)
         should = (
             np.exp(-0.5 * (z[1:] / 2 + z[:-1] / 2) ** 2)
@@ -161,7 +169,8 @@ def picture(panels: list[tuple[str, np.ndarray, float, float]]) -> Image.Image:
 
 
 def main() -> None:
-    keys, law = jax.random.split(jax.random.key(0), DRAWS), law_of_the_chain()
+    keys = jax.random.split(jax.random.key(0), DRAWS)
+    law = law_of_the_chain()
     panels = []
     for name in (
         "",

@@ -16,7 +16,9 @@ class GaussianData:
     """
 
     def __init__(self, spec, mean, variance):
-        self.schedule, self.mean, self.variance = make_schedule(spec), mean, variance
+        self.schedule = make_schedule(spec)
+        self.mean = mean
+        self.variance = variance
 
     def embed_time(self, params, timesteps):
         return timesteps.astype(jnp.float32)[:, None]
@@ -62,9 +64,11 @@ class GaussianData:
 
     def marginal(self, **kwargs):
         """Mean and variance of x_0, the same in every coordinate."""
-        mean, variance = 0.0, 1.0
+        mean = 0.0
+        variance = 1.0
         for a, b, v in list(zip(*self.transitions(**kwargs)))[::-1]:
-            mean, variance = a * mean + b, a**2 * variance + v
+            mean = a * mean + b
+            variance = a**2 * variance + v
         return mean, variance
 
 
@@ -73,7 +77,9 @@ class GaussianFlow:
     schedule."""
 
     def __init__(self, spec, mean, variance):
-        self.schedule, self.mean, self.variance = flow_schedule(spec), mean, variance
+        self.schedule = flow_schedule(spec)
+        self.mean = mean
+        self.variance = variance
 
     def embed_time(self, params, times):
         return times[:, None]
@@ -91,20 +97,20 @@ class GaussianFlow:
         """Mean and variance of the end of the chain, the same in every coordinate, in
         float64: by the steps as they are written, not by the coefficients that the
         sampler has."""
-        mean, variance = 0.0, 1.0
+        mean = 0.0
+        variance = 1.0
         times = self.schedule.timestep_map[::-1].astype(np.float64)
         for t, length in zip(times, [*np.diff(times[:-1]), 0.96 - times[-2], 0.04]):
             slope = t * self.variance / ((1 - t) ** 2 + t**2 * self.variance)
             # v = velocity * x + offset
-            velocity, offset = (
-                (slope - 1) / (1 - t),
-                self.mean * (1 - slope * t) / (1 - t),
-            )
+            velocity = (slope - 1) / (1 - t)
+            offset = self.mean * (1 - slope * t) / (1 - t)
             last = length == 0.04
             a = 1 + length * (velocity if last else (1 + t) * velocity - 1)
             b = length * (1 if last else 1 + t) * offset
             noise = 0.0 if last else 2 * (1 - t) * length
-            mean, variance = a * mean + b, a**2 * variance + noise
+            mean = a * mean + b
+            variance = a**2 * variance + noise
         return mean, variance
 
 

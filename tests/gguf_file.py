@@ -13,14 +13,13 @@ import gguf
 import hf_folder
 import numpy as np
 
-V, D, L, H, KV, M = (
-    264,
-    32,
-    2,
-    4,
-    2,
-    64,
-)  # ids, width, layers, heads, key-value heads, width of the MLP
+# Ids, width, layers, heads, key-value heads, width of the MLP.
+V = 264
+D = 32
+L = 2
+H = 4
+KV = 2
+M = 64
 SPECIAL = ("<|start|>", "<|end|>")
 MERGES = ("h e", "l l", "he ll", "hell o")
 QWEN2 = hf_folder.QWEN2 | {
@@ -104,7 +103,8 @@ def write(
 ) -> Path:
     """A file with these tensors, the matrices stored as said; changes: metadata entries
     or tensors to add."""
-    kind, family = gguf.GGMLQuantizationType[storage], config["model_type"]
+    kind = gguf.GGMLQuantizationType[storage]
+    family = config["model_type"]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], L)
     writer = gguf.GGUFWriter(path, family)
     for key, value in (metadata(config) | changes).items():
@@ -120,10 +120,8 @@ def write(
             }
             getattr(writer, f"add_{kinds[type(value)]}")(key, value)
     for name, array in tensors.items():
-        array, name = (
-            ordered(config, name, array),
-            names.get_name(name, (".weight", ".bias")),
-        )
+        array = ordered(config, name, array)
+        name = names.get_name(name, (".weight", ".bias"))
         if array.ndim == 1:
             writer.add_tensor(name, array)
         else:

@@ -1,8 +1,8 @@
 """Compares the library with numbers recorded from the public PyTorch implementations of
 MAR and its speculative runner.
 
-    python tests/golden_cases.py DIR    # the largest difference of every group, for
-    every file in DIR
+    # the largest difference of every group, for every file in DIR
+    python tests/golden_cases.py DIR
 
 `fixture` and `GROUPS` are for the files mar_*.npz; for runs of the speculative runner
 see `runner_cases`. A group yields (what, difference, tolerance); the tests ask that
@@ -51,7 +51,8 @@ def relative(ours, theirs) -> float:
 
 def backbone(f: Fixture) -> Iterator[Case]:
     """z of every position, from some known tokens."""
-    labels, tokens = jnp.asarray(f["net/labels"]), jnp.asarray(f["net/tokens"])
+    labels = jnp.asarray(f["net/labels"])
+    tokens = jnp.asarray(f["net/tokens"])
     every = jnp.broadcast_to(jnp.arange(f.config.seq_len), tokens.shape[:2])
 
     @jax.jit
@@ -92,7 +93,8 @@ def _spec(f: Fixture, prefix: str) -> str:
 
 
 def generations(f: Fixture, prefix: str) -> Iterator[Case]:
-    length, dim = f.config.seq_len, f.config.token_dim
+    length = f.config.seq_len
+    dim = f.config.token_dim
     for name in f.under(prefix + "ar/"):
         at = f"{prefix}ar/{name}/"
         num_iter, cfg, constant, temperature = (float(s) for s in f[at + "settings"])

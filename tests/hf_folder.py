@@ -12,14 +12,13 @@ from cspd_jax.converters import lm
 from cspd_jax.converters.hf import Values
 from cspd_jax.networks.lm_config import LMConfig
 
-V, D, L, H, KV, M = (
-    40,
-    16,
-    2,
-    4,
-    2,
-    24,
-)  # ids, width, layers, heads, key-value heads, width of the MLP
+# Ids, width, layers, heads, key-value heads, width of the MLP.
+V = 40
+D = 16
+L = 2
+H = 4
+KV = 2
+M = 24
 
 NEOX = {
     "architectures": ["GPTNeoXForCausalLM"],
@@ -125,7 +124,8 @@ CONFIGS = {"gpt_neox": NEOX, "llama": LLAMA, "qwen2": QWEN2}
 def tensors(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     """Random float32 tensors under the family's names, which recorded models vouch
     for."""
-    rng, family = np.random.default_rng(seed), config["model_type"]
+    rng = np.random.default_rng(seed)
+    family = config["model_type"]
     fields = lm.FAMILIES[family].fields(Values(config))
     wanted = lm.FORMAT.wanted(LMConfig(family=family, known_ids=1, **fields))
     shapes = {entry.name: entry.source_shape for entry in wanted}
@@ -148,7 +148,8 @@ def write(
     for name, content in (others or {}).items():
         (path / name).write_text(json.dumps(content))
     weights = tensors(config) if weights is None else weights
-    names, where = list(weights), {}
+    names = list(weights)
+    where = {}
     for n in range(files):
         file = (
             f"model-{n + 1:05}-of-{files:05}.safetensors"

@@ -22,10 +22,8 @@ def counts_p_value(counts, probabilities) -> float:
     for n e > k - 1 (Agrawal, 2020): the tail of a chi-square statistic, for any n and
     any rare cell.
     """
-    counts, probabilities = (
-        np.asarray(counts, float).ravel(),
-        np.asarray(probabilities, float).ravel(),
-    )
+    counts = np.asarray(counts, float).ravel()
+    probabilities = np.asarray(probabilities, float).ravel()
     assert abs(probabilities.sum() - 1) < 1e-5
     probabilities = probabilities / probabilities.sum()
     if np.any(counts[probabilities == 0] > 0):
@@ -65,7 +63,8 @@ def ks_p_value(sample, cdf) -> float:
 def two_sample_ks_p_value(x, y) -> float:
     """Kolmogorov-Smirnov for two samples of one size n >= 458 (Wei and Dudley,
     2012)."""
-    x, y = np.sort(np.asarray(x, float).ravel()), np.sort(np.asarray(y, float).ravel())
+    x = np.sort(np.asarray(x, float).ravel())
+    y = np.sort(np.asarray(y, float).ravel())
     assert len(x) == len(y) >= 458
     if not (np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
         return 0.0
@@ -85,11 +84,10 @@ def normals_p_value(noise) -> float:
     independence.
     """
     made = np.sum(~np.isnan(noise), axis=(1, 2))
-    some, steps = made > 0, np.diff(noise, axis=1) / np.sqrt(2)
-    total, norms = (
-        np.nansum(noise, axis=(1, 2))[some],
-        np.nansum(noise**2, axis=(1, 2))[some],
-    )
+    some = made > 0
+    steps = np.diff(noise, axis=1) / np.sqrt(2)
+    total = np.nansum(noise, axis=(1, 2))[some]
+    norms = np.nansum(noise**2, axis=(1, 2))[some]
     normals = [
         *np.swapaxes(noise, 0, 1),
         *np.swapaxes(steps, 0, 1),

@@ -61,12 +61,10 @@ class LinearTokens:
         return jnp.arange(len(timesteps), dtype=jnp.float32)[:, None]
 
     def modulate(self, params, time, z):
-        index, z = (
-            jnp.broadcast_arrays(time[..., :1].astype(jnp.int32), z[..., :1])[0][
-                ..., 0
-            ],
-            z,
-        )
+        index = jnp.broadcast_arrays(time[..., :1].astype(jnp.int32), z[..., :1])[0][
+            ..., 0
+        ]
+        z = z
         return index, jnp.broadcast_to(z, (*index.shape, self.token_dim))
 
     def denoise(self, params, x, modulations):
@@ -115,9 +113,11 @@ class AnySchedule(LinearTokens):
         of_data = np.sqrt(s.alphas_cumprod) * self.variance / spread
         along = s.posterior_mean_coef1 * of_data + s.posterior_mean_coef2
         shift = s.posterior_mean_coef1 * (1 - s.alphas_cumprod) / spread
-        kappa, variance = 0.0, 1.0
+        kappa = 0.0
+        variance = 1.0
         for i in reversed(range(s.num_steps)):
-            kappa, variance = along[i] * kappa + shift[i], along[i] ** 2 * variance
+            kappa = along[i] * kappa + shift[i]
+            variance = along[i] ** 2 * variance
             variance += np.exp(s.posterior_log_variance_clipped[i]) * temperature**2
         return kappa, variance
 
@@ -146,11 +146,9 @@ def noise_of(method, network, options, images, by=None):
     tokens = np.take_along_axis(
         np.asarray(tokens, np.float64), order[..., None], axis=1
     )
-    groups, sums, noise = (
-        options.groups(network.seq_len),
-        np.cumsum(tokens, axis=1),
-        np.empty_like(tokens),
-    )
+    groups = options.groups(network.seq_len)
+    sums = np.cumsum(tokens, axis=1)
+    noise = np.empty_like(tokens)
     scales = np.asarray(guidance_scale(groups, options.cfg, options.cfg_schedule))
     for group, scale, respacing in zip(
         groups, scales, options.respacings(network.seq_len), strict=True

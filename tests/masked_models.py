@@ -18,7 +18,9 @@ from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.text import Prompts
 
-V, MASK, PLACES = 12, 10, 11
+V = 12
+MASK = 10
+PLACES = 11
 LLADA = LMConfig(
     family="llada",
     vocab_size=V,
@@ -68,7 +70,8 @@ def canvas(
     options = Options(
         max_new_tokens=places, block=block, temperature=temperature, **options
     )
-    network, params = LM(config, jnp.float64), params_of(config, seed)
+    network = LM(config, jnp.float64)
+    params = params_of(config, seed)
     return make_canvas(network, params, Prompts(prompts, lengths), options, keys)
 
 

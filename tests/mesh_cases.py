@@ -136,7 +136,8 @@ def check_bits(name):
     model, placed = (
         cspd_jax.load(name, None, mesh) for mesh in (None, mesh_of("data=4"))
     )
-    keys, labels = cspd_jax.row_keys(jax.random.key(5), 8), np.arange(8) % 5
+    keys = cspd_jax.row_keys(jax.random.key(5), 8)
+    labels = np.arange(8) % 5
     for method in (cspd_jax.Plain(), cspd_jax.SelfSpeculation(gamma=2)):
         how = method, cspd_jax.Options(num_iter=4, cfg=2.0)
         spread, _ = cspd_jax.generate(keys, placed, labels, *how)

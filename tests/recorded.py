@@ -21,7 +21,8 @@ class Recorded:
     """The arrays of a file."""
 
     def __init__(self, folder: Path, name: str):
-        self.folder, self.name = folder, name
+        self.folder = folder
+        self.name = name
         self.arrays = np.load(folder / f"{name}.npz")
 
     def __getitem__(self, key: str) -> np.ndarray:
@@ -73,7 +74,8 @@ def network(folder: Path, name: str, like: Network | None = None) -> Network:
 
 
 def difference(ours, theirs) -> float:
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    ours = np.asarray(ours)
+    theirs = np.asarray(theirs)
     assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
     return float(
         np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max(initial=0)

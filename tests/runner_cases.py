@@ -50,7 +50,8 @@ class Runner(Recorded):
         return network(self.folder, recorded or self.name.replace("runner", "target"))
 
     def draft(self, run: str) -> Network:
-        name, target = bytes(self[f"{run}/draft_model"]).decode(), self.target(run)
+        name = bytes(self[f"{run}/draft_model"]).decode()
+        target = self.target(run)
         return target if name == "self" else network(self.folder, name, target)
 
     def respacing(self, run: str) -> str:
@@ -151,10 +152,8 @@ def runner_units(r: Runner, max_tries: int = 100) -> Iterator[Case]:
             tries = len(r[at + "resample_normal"])
             normals[:tries, 0, :count] = r[at + "resample_normal"]
             uniforms[:tries, 0, :count] = r[at + "resample_uniform"]
-        u, real = (
-            np.pad(r[at + "uniform"], (0, rows - count))[None],
-            np.arange(rows)[None] < count,
-        )
+        u = np.pad(r[at + "uniform"], (0, rows - count))[None]
+        real = np.arange(rows)[None] < count
         inner = float(r[at + "inner"])
         judged = _judged(
             *recorded_ends(r, at, rows), real, inner, u, normals, uniforms, max_tries
@@ -187,10 +186,12 @@ def run_draws(r: Runner, run: str, max_tries: int) -> tuple[np.ndarray, ...]:
 
 
 def runner_generation(r: Runner, run: str) -> Iterator[Case]:
-    target, draft = r.target(run), r.draft(run)
+    target = r.target(run)
+    draft = r.draft(run)
     options, runner_options = run_settings(r, run)
     labels = r[f"{run}/labels"]
-    inner, first = np.moveaxis(r[f"{run}/inter_noise"], 2, 0), r[f"{run}/noise"]
+    inner = np.moveaxis(r[f"{run}/inter_noise"], 2, 0)
+    first = r[f"{run}/noise"]
     keys = row_keys(jax.random.key(0), len(labels))
     found = released.sample(
         target.model,
@@ -206,7 +207,8 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
             *run_draws(r, run, runner_options.max_resamples),
         ),
     )
-    accepted, zeros = np.zeros(first.shape[:2], bool), 0
+    accepted = np.zeros(first.shape[:2], bool)
+    zeros = 0
     for at in r.blocks(run):
         accepted[tuple(r[at + "index"].T)] = r[at + "accepted"]
         zeros += int((~np.any(r[at + "out"], axis=1)).sum())
@@ -227,7 +229,8 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
         0.0,
     )
     # Timestep 999 amplifies rounding: ten times the reference's own float32 error.
-    latents, exact = r[f"{run}/latents"], r[f"{run}/latents_f64"]
+    latents = r[f"{run}/latents"]
+    exact = r[f"{run}/latents_f64"]
     floor = difference(latents, exact)
     bound = 10 * floor if r[f"{run}/timestep_map"][-1] == 999 else max(2e-4, 5 * floor)
     yield f"{run}/tokens", difference(found.tokens, r[f"{run}/tokens"]), bound

@@ -34,9 +34,13 @@ from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.networks.lm import LM
 
-ROWS, FIXED = 6, 2  # FIXED is the row whose neighbours change
-LONGEST, NEW, MAX_GAMMA = 6, 13, 5  # of prompts, of texts, of drafts
-WIDTHS, STEPS = (2, 2, 1), 6  # of the draft trees, and of the schedules
+ROWS = 6
+FIXED = 2  # the row whose neighbours change
+LONGEST = 6  # of prompts
+NEW = 13  # tokens of texts
+MAX_GAMMA = 5  # of drafts
+WIDTHS = (2, 2, 1)  # of the draft trees
+STEPS = 6  # of the schedules
 
 
 def row_keys(seed, rows=ROWS):
@@ -66,10 +70,8 @@ def some_known(images, length=6, dim=2):
 
 
 TARGET = LinearTokens()
-NEAR, FAR = (
-    LinearTokens(pull=1.45, offset=0.42),
-    LinearTokens(pull=0.5, offset=0.9, variance=0.16),
-)
+NEAR = LinearTokens(pull=1.45, offset=0.42)
+FAR = LinearTokens(pull=0.5, offset=0.9, variance=0.16)
 CHAINS = {"denoise": ChainSpeculation(4)}
 
 
@@ -197,13 +199,13 @@ class TextWay:
     family = text
 
     def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
-        random, (tokens, lengths) = (
-            np.random.default_rng(seed),
-            text_models.prompts(rows, LONGEST, seed=seed),
-        )
-        tokens[FIXED], lengths[FIXED] = [5, 9, 2, 7, 0, 0], 4
+        random = np.random.default_rng(seed)
+        (tokens, lengths) = text_models.prompts(rows, LONGEST, seed=seed)
+        tokens[FIXED] = [5, 9, 2, 7, 0, 0]
+        lengths[FIXED] = 4
         gamma, new = (random.integers(1, n + 1, rows) for n in (MAX_GAMMA, NEW))
-        gamma[FIXED], new[FIXED] = 4, NEW
+        gamma[FIXED] = 4
+        new[FIXED] = NEW
         lm = text_models.model(padding=2)
         params = text_models.params(lm)
         target, near = (
@@ -260,15 +262,13 @@ class MaskedWay:
 
     def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
         random = np.random.default_rng(seed)
-        tokens, lengths = (
-            random.integers(0, masked_models.MASK, (rows, LONGEST)),
-            np.zeros(rows, int),
-        )
-        lengths[:], gamma = (
-            random.integers(1, LONGEST + 1, rows),
-            random.integers(1, MAX_GAMMA + 1, rows),
-        )
-        tokens[FIXED], lengths[FIXED], gamma[FIXED] = [5, 9, 2, 7, 0, 0], 4, 4
+        tokens = random.integers(0, masked_models.MASK, (rows, LONGEST))
+        lengths = np.zeros(rows, int)
+        lengths[:] = random.integers(1, LONGEST + 1, rows)
+        gamma = random.integers(1, MAX_GAMMA + 1, rows)
+        tokens[FIXED] = [5, 9, 2, 7, 0, 0]
+        lengths[FIXED] = 4
+        gamma[FIXED] = 4
         temperature = random.uniform(0.5, 1.5, rows)
         temperature[FIXED] = 0.8
         config = dataclasses.replace(masked_models.CONFIGS[self.model], depth=1)

@@ -1,10 +1,9 @@
 """Fingerprints of the tokens that every method of every family makes at fixed keys, in
 float64.
 
-    python tests/token_hashes.py                  # compares with
-    golden/token_hashes.json python tests/token_hashes.py text: masked:    # only the
-    cases whose names begin so python tests/token_hashes.py --write          # replaces
-    the file
+    python tests/token_hashes.py  # compares with golden/token_hashes.json
+    python tests/token_hashes.py text: masked:  # only the cases whose names begin so
+    python tests/token_hashes.py --write  # replaces the file
 
 A change of structure must leave them alone. A change that is meant to draw other tokens
 (of the same distribution) writes them anew and says why. Real numbers are rounded to
@@ -53,11 +52,9 @@ class Linear(LinearTokens):
     dtype = jnp.float64
 
 
-TARGET, NEAR, FAR = (
-    Linear(),
-    Linear(pull=1.45, offset=0.42),
-    Linear(pull=0.5, offset=0.9, variance=0.16),
-)
+TARGET = Linear()
+NEAR = Linear(pull=1.45, offset=0.42)
+FAR = Linear(pull=0.5, offset=0.9, variance=0.16)
 CHAINS = ChainSpeculation(4)
 
 
@@ -136,7 +133,8 @@ def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
         _options(cfg=cfg, chains=chains, num_iter=num_iter, encoder_sizes=2),
         respacing="ddim5",
     )
-    keys, labels = row_keys(jax.random.key(2), 3), jnp.array([0, 3, -1])
+    keys = row_keys(jax.random.key(2), 3)
+    labels = jnp.array([0, 3, -1])
     model = MARModel(config, jnp.float64)
     if method == "plain":
         return (sampler.sample(model, params, keys, labels, options).tokens,)

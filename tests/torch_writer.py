@@ -74,10 +74,8 @@ class _Pickler(pickle.Pickler):
         known = [i for i, array in enumerate(self.storages) if array is value.array]
         if not known:
             self.storages.append(value.array)
-        key, kind = (
-            str((known or [len(self.storages) - 1])[0]),
-            NAMES[value.array.dtype],
-        )
+        key = str((known or [len(self.storages) - 1])[0])
+        kind = NAMES[value.array.dtype]
         reference = ("storage", _named("torch", kind), key, "cpu", value.array.size)
         return (*reference, None) if self.old else reference
 

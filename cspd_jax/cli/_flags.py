@@ -78,9 +78,8 @@ def from_flags(
     defaults: of what it does not give, where they are other ones than the class has.
     others: fields that are not as their flag says.
     """
-    named = {
-        field.name: getattr(args, field.name, None) for field in dataclasses.fields(cls)
-    }  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    named = {field.name: getattr(args, field.name, None) for field in fields}
     given = {
         name: value for name, value in {**named, **others}.items() if value is not None
     }

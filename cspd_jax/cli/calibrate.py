@@ -75,10 +75,8 @@ def _texts(args: argparse.Namespace, model: TextModel) -> dict[str, object]:
             passage[:_BEGINNING] for passage in passages if len(passage) > _BEGINNING
         ]
         lines = lines[:: max(1, len(lines) // args.n)]
-    prompts, out = (
-        text.prompt_ids(model, lines[: args.n]),
-        Path(str(model.folder), sets.FILE),
-    )
+    prompts = text.prompt_ids(model, lines[: args.n])
+    out = Path(str(model.folder), sets.FILE)
     tables = fitted(model, prompts, from_flags(masked.Options, args), progress=True)
     sets.write(out, tables)
     return {"out": str(out), "prompts": len(prompts), "texts": sorted(tables)}
@@ -87,10 +85,8 @@ def _texts(args: argparse.Namespace, model: TextModel) -> dict[str, object]:
 def _chains(args: argparse.Namespace, model: ImageModel) -> dict[str, object]:
     options = settle(model, Plain(), from_flags(Options, args, model.sampling))
     progress("calibrating")
-    drafter, out = (
-        calibration.measure(model, options),
-        calibration.file_of(model, options),
-    )
+    drafter = calibration.measure(model, options)
+    out = calibration.file_of(model, options)
     assert out is not None
     calibration.write(out, drafter)
     return {

@@ -70,14 +70,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
     check_new_folder(args.destination)
-    path, origin = args.source, os.path.basename(os.path.abspath(args.source))
+    path = args.source
+    origin = os.path.basename(os.path.abspath(args.source))
     if not os.path.exists(path) and (path in hub.FILES or hub.is_repository(path)):
         path, origin = hub.fetch(path)
     source = open_source(path, args.weights)
     given = Options(
         args.heads, args.patch_size, args.steps, args.vae_stride, args.groups
     )
-    config, inside = make_config(source, given), source.autoencoder
+    config = make_config(source, given)
+    inside = source.autoencoder
     progress(f"converting {source.num_params:,} parameters of kind {source.kind}")
     if source.remark:
         progress(source.remark)
@@ -96,7 +98,8 @@ def run(args: argparse.Namespace) -> None:
         )  # larger tensors lie beside the destination, not in memory
         params = convert(source, config, dtype, put)
         if inside is not None:  # an autoencoder, which becomes a folder in the folder
-            folder, its_config = scratch / hub.AUTOENCODER, make_config(inside)
+            folder = scratch / hub.AUTOENCODER
+            its_config = make_config(inside)
             vae = convert(inside, its_config, dtype, put)
             weights.save(
                 folder, inside.kind, its_config, vae, source=(origin, digest(inside))

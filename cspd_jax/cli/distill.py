@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> None:
         args.preset = "text-states"
     preset = presets.preset(args.preset) if args.preset else _of_target(args)
     config: Any = configured(args, preset)
-    target, mesh = args.target, default_mesh(args.mesh)
+    target = args.target
+    mesh = default_mesh(args.mesh)
     if isinstance(config, HeadTrainConfig):
         if target is None or args.prompts is None:
             raise UserError(

@@ -109,7 +109,8 @@ def _say_what_is_saved(request: Request) -> None:
 
 def _timed(request: Request, batch: int) -> dict[str, tuple[np.ndarray, Info]]:
     """Makes the images; their seconds are without compilation."""
-    start, compiled = time.perf_counter(), compilation.compile_seconds()
+    start = time.perf_counter()
+    compiled = compilation.compile_seconds()
     # A batch is one jitted call, or some where a bar on a terminal is to move within
     # it.
     made, info = image.generate(*request, rows=batch, progress=sys.stderr.isatty())
@@ -129,11 +130,9 @@ def _save(
     """Writes the images, their pictures and the report, which it returns, and says what
     was saved."""
     (way, (tokens, info)), *_ = made.items()
-    model, labels, marks = (
-        request.model,
-        np.asarray(request.labels),
-        np.asarray(info.trace.marks),
-    )
+    model = request.model
+    labels = np.asarray(request.labels)
+    marks = np.asarray(info.trace.marks)
     finite = np.isfinite(tokens).all(axis=(1, 2))
     if not finite.any():
         raise UserError(
@@ -147,7 +146,8 @@ def _save(
         "accepted": marks > 0,
         "tested": marks != 0,
     }
-    captions, pages = [model.class_name(label) for label in labels[:_MOST_SHOWN]], {}
+    captions = [model.class_name(label) for label in labels[:_MOST_SHOWN]]
+    pages = {}
     if info.tested.shape[1]:
         pages["accepted.png"] = pictures.acceptance_maps(
             marks != 0, marks > 0, captions
@@ -192,7 +192,8 @@ def _save(
 
 def _report(args: argparse.Namespace, request: Request, info: Info) -> dict[str, Any]:
     _, model, labels, method, options = request
-    settled, draft = settle(model, method, options, len(labels)), method.draft_model
+    settled = settle(model, method, options, len(labels))
+    draft = method.draft_model
     chains = {"tested": info.trace.chain_tested, "accepted": info.trace.chain_accepted}
     return report.make_report(
         model,

@@ -3,8 +3,8 @@ differ.
 
 Testing drafts together keeps more of them than testing one after the other. With
 
-    pi_0 = 1,    pi_i = min(1, pi_{i-1} p_i(x_i) / q_i(x_i)),    S_i = int (pi_i p_{i+1}
-    - q_{i+1})_+,
+    pi_0 = 1,    pi_i = min(1, pi_{i-1} p_i(x_i) / q_i(x_i)),
+    S_i = int (pi_i p_{i+1} - q_{i+1})_+,
 
 the first i of M drafts are kept, for the largest i whose coin falls heads with
 probability S_i / (S_i + 1 - pi_i) (pi_M for i = M), and the state after them is drawn
@@ -48,7 +48,9 @@ from cspd_jax.diffusion.gaussian import Gaussian
 
 Array = jax.Array
 
-_UNDECIDED, _TAILS, _HEADS = 0, 1, 2
+_UNDECIDED = 0
+_TAILS = 1
+_HEADS = 2
 
 MAX_TRIALS = (
     2**13
@@ -224,7 +226,8 @@ def prefix_log_pi(log_ratios: Array) -> Array:
 
 def _gives_up(u: Array, weight: Array, log_pi: Array) -> Array:
     """Returns whether a trial says tails, in place of a proposal."""
-    proposing, tails = weight * jnp.exp(log_pi), -jnp.expm1(log_pi)
+    proposing = weight * jnp.exp(log_pi)
+    tails = -jnp.expm1(log_pi)
     return u * (proposing + tails) > proposing
 
 

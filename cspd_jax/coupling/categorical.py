@@ -31,7 +31,8 @@ def couple_categorical(key: Array, log_p: Array, log_q: Array, draft: Array) -> 
     log_p, log_q: [V] log probabilities; -inf is a probability of zero. draft: [] int.
     """
     chex.assert_rank([log_p, log_q], 1)
-    log_p, log_q = normalised(log_p), normalised(log_q)
+    log_p = normalised(log_p)
+    log_q = normalised(log_q)
     for_test, for_residual = jax.random.split(key)
     log_a = log_acceptance(log_p[draft], log_q[draft])
     accepted = accepts(uniform(for_test, dtype=log_a.dtype), log_a)
@@ -103,7 +104,8 @@ def verify_block(
     gamma: ends the block before the static length; later rows are ignored.
     """
     most = drafts.shape[0]
-    log_p, log_q = normalised(log_p), normalised(log_q)
+    log_p = normalised(log_p)
+    log_q = normalised(log_q)
     found = block_distributions(log_p, log_q, drafts, gamma)
     for_tests, for_token = jax.random.split(key)
     index = 1 + jnp.arange(most)

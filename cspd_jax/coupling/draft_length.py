@@ -11,7 +11,8 @@ Array = jax.Array
 def expected_tokens(acceptance: Array | float, gamma: Array | int) -> Array:
     """Returns tokens per pass with gamma drafts: 1 + a + ... + a^gamma = (1 -
     a^(gamma+1)) / (1 - a)."""
-    a, gamma = jnp.asarray(acceptance, float), jnp.asarray(gamma)
+    a = jnp.asarray(acceptance, float)
+    gamma = jnp.asarray(gamma)
     below = jnp.where(a < 1, a, 0.0)
     return jnp.where(a < 1, (1 - below ** (gamma + 1)) / (1 - below), gamma + 1.0)
 

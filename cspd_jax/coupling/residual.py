@@ -57,7 +57,8 @@ def gaussian_residual(
     value is the mean of p, and `truncated` is set, as after `max_trips`.
     """
     p, q, _ = as_vectors(p, q, p.mean)
-    bound, needed = envelope(p, q), jnp.asarray(needed, bool)
+    bound = envelope(p, q)
+    needed = jnp.asarray(needed, bool)
     missing = needed & ~_differ(p, q)
 
     def one(j: Array) -> tuple[Array, Array]:
@@ -169,20 +170,22 @@ def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
     """Returns z [d], drawn with density ~ N(z; 0, 1) e(z), or ~ N(z; 0, 1) where e is
     above 1 on average; and a uniform [] for its test. bits: uint32 [proposal_bits(d)].
     """
-    dim, dtype = bound.b.shape[0], bound.b.dtype
-    normals, (part, coin, u) = (
-        _normal(bits[: dim + 3], dtype),
-        unit_interval(bits[dim + 3 :], dtype),
-    )
-    z, size = normals[:dim], normals[dim:]
-    linear_mass, masses = bound.linear_mass, bound.square_masses
+    dim = bound.b.shape[0]
+    dtype = bound.b.dtype
+    normals = _normal(bits[: dim + 3], dtype)
+    (part, coin, u) = unit_interval(bits[dim + 3 :], dtype)
+    z = normals[:dim]
+    size = normals[dim:]
+    linear_mass = bound.linear_mass
+    masses = bound.square_masses
     until = linear_mass + jnp.sum(
         jnp.where(jnp.tri(dim, dtype=bool), masses, 0), axis=1
     )
     part *= bound.mean
     # Normals of density ~ |s| phi(s) are signed lengths of 2 normals, those of density
     # ~ s^2 phi(s) of 3.
-    two, three = jnp.linalg.norm(size[:2]), jnp.linalg.norm(size)
+    two = jnp.linalg.norm(size[:2])
+    three = jnp.linalg.norm(size)
     along = jnp.sum(bound.direction * z)
     linear = z + (jnp.copysign(two, along) - along) * bound.direction
     here = (part > jnp.append(linear_mass, until[:-1])) & (part <= until) & (coin < 0.5)

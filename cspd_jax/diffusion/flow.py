@@ -118,7 +118,8 @@ def _shifted(t: np.ndarray, by: float) -> np.ndarray:
 
 def _of_times(t: np.ndarray, lengths: np.ndarray) -> FlowSchedule:
     """Returns t float32 [T] rising, and the length of the step from each."""
-    wide, dt = t.astype(np.float64), lengths
+    wide = t.astype(np.float64)
+    dt = lengths
     left = 1 - wide
     mean_x0 = (1 + wide) * dt / left
     mean_x = 1 - dt - mean_x0

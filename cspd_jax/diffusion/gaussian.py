@@ -26,10 +26,8 @@ class Coefficients(NamedTuple):
         log variance = f * log_beta + (1 - f) * log_posterior.
 
     This is any chain of Gaussians whose means are linear in the state and in the token
-    that the network
-    predicts: MAR's denoising steps, and the steps of a flow head (`diffusion.flow`),
-        whose velocity is eps
-    here and whose variance is known.
+    that the network predicts: MAR's denoising steps, and the steps of a flow head
+    (`diffusion.flow`), whose velocity is eps here and whose variance is known.
 
     h: mean_x is a quotient of its neighbours, h(t) / h(t - 1), but at the last step.
     """
@@ -116,10 +114,8 @@ def guide(out: Array, dim: int, scale: Array | float | None) -> tuple[Array, Arr
     ones; eps is u + scale (c - u), and v is that of the conditional half. Returns [R,
     d] each.
     """
-    eps, v = (
-        out[..., :dim],
-        out[..., dim:] if out.shape[-1] > dim else jnp.zeros_like(out),
-    )
+    eps = out[..., :dim]
+    v = out[..., dim:] if out.shape[-1] > dim else jnp.zeros_like(out)
     if scale is None:
         return eps, v
     conditional, unconditional = jnp.split(eps, 2, axis=0)

@@ -133,12 +133,14 @@ def bind(
         order = jax.vmap(draw, (0, None))(
             purpose_keys(keys, Purpose.ORDER), network.seq_len
         )
-    kept, unconditional = None, labels < 0
+    kept = None
+    unconditional = labels < 0
     if options.known is not None:
         order = known_first(order, options.known.mask)
         kept = in_order(options.known, order, float_type(network))
     if options.guided:
-        labels, order = jnp.tile(labels, 2), jnp.tile(order, (2, 1))
+        labels = jnp.tile(labels, 2)
+        order = jnp.tile(order, (2, 1))
         unconditional = jnp.concatenate([unconditional, jnp.ones_like(unconditional)])
     return BoundModel(
         network=network,

@@ -141,7 +141,8 @@ def fit(
 ) -> NoiseCorrected:
     """Fits the gains to chains: x0, v, deviation [T, ..., d] by step, `used` broadcasts
     to their [...]."""
-    steps, dim = x0.shape[0], x0.shape[-1]
+    steps = x0.shape[0]
+    dim = x0.shape[-1]
     used = jnp.broadcast_to(used, x0.shape[1:-1]).reshape(-1, 1).astype(x0.dtype)
     x0, v, deviation = (a.reshape(steps, -1, dim) for a in (x0, v, deviation))
     x0 = jnp.clip(x0, -limit, limit)
@@ -154,12 +155,11 @@ def fit(
     def moment(a, b):
         return jnp.sum(used * a * b, axis=(1, 2))
 
-    aa, ab, bb = (
-        moment(deviation, deviation),
-        moment(deviation, by_f),
-        moment(by_f, by_f),
-    )
-    ac, bc = moment(deviation, change), moment(by_f, change)
+    aa = moment(deviation, deviation)
+    ab = moment(deviation, by_f)
+    bb = moment(by_f, by_f)
+    ac = moment(deviation, change)
+    bc = moment(by_f, change)
     bb = bb + 1e-4 * aa  # v may be the same everywhere: then all goes to the plain gain
     determinant = aa * bb - ab**2
     solvable = determinant > 1e-12 * aa * bb

@@ -192,10 +192,8 @@ def speculate_chain(
             path=jnp.zeros((chains.steps, rows, 3 * dim), chain.x.dtype)
         )
 
-    counts, sizes = (
-        no_counts(len(chain.x)),
-        packed_sizes(len(chain.x), speculation.window * inputs.halves),
-    )
+    counts = no_counts(len(chain.x))
+    sizes = packed_sizes(len(chain.x), speculation.window * inputs.halves)
     for size, fewer in itertools.pairwise((*sizes, 0)):
         with jax.named_scope(f"of_{size}_chains"):
             chain, counts = speculate_packed(
@@ -226,7 +224,8 @@ def begin(
         final_noise=chains.final_noise,
         halves=1 if chains.scale is None else 2,
     )
-    left, guess = jnp.full(len(x), chains.steps, jnp.int32), drafter.start(x)
+    left = jnp.full(len(x), chains.steps, jnp.int32)
+    guess = drafter.start(x)
     if begun is not None:
         on_their_way = begun[0].left < chains.steps
         (left, x), guess = jax.tree.map(
@@ -300,8 +299,10 @@ def draft_steps(
     inputs: ChainInputs, chain: ChainState, keys: Array, length: int
 ) -> ChainDraft:
     """Draws the next `length` states of every row from the drafter's distribution."""
-    ahead, dim = jnp.arange(length)[:, None], chain.x.shape[-1]
-    steps, valid = jnp.maximum(chain.left - 1 - ahead, 0), chain.left > ahead
+    ahead = jnp.arange(length)[:, None]
+    dim = chain.x.shape[-1]
+    steps = jnp.maximum(chain.left - 1 - ahead, 0)
+    valid = chain.left > ahead
     draw = lambda key: jax.random.normal(
         jax.random.fold_in(key, 0), (length, dim), jnp.float32
     )
@@ -316,7 +317,8 @@ def draft_steps(
         )
 
     def step(carry, inputs_of_step):
-        (x, guess), (t, noise) = carry, inputs_of_step
+        (x, guess) = carry
+        (t, noise) = inputs_of_step
         q = inputs.drafter.distribution(at_steps(inputs.c, t), guess, x)
         q = Gaussian(q.mean, q.log_var + inputs.log_scale)
         deviation = jnp.exp(0.5 * q.log_var) * noise
@@ -351,8 +353,10 @@ def commit(
     """Keeps the first drafts and the state after them, and guesses anew. Where all are
     kept, a last step without noise follows, if the window has it. The path, if there is
     one, is of all chains."""
-    (length, rows), block = draft.steps.shape, verdict.block
-    active, end = chain.left > 0, jnp.minimum(length, chain.left)
+    (length, rows) = draft.steps.shape
+    block = verdict.block
+    active = chain.left > 0
+    end = jnp.minimum(length, chain.left)
     replaced = active & (block.kept < length)  # by the residual
     to_end = active & ~replaced & (chain.left == end) & (not inputs.final_noise)
     kept = jnp.where(replaced, block.kept, end - to_end)
@@ -362,7 +366,8 @@ def commit(
     def pick(a):
         return jax.tree.map(lambda a: a[last, jnp.arange(rows)], a)
 
-    step, p = pick(draft.steps), pick(verdict.p)
+    step = pick(draft.steps)
+    p = pick(verdict.p)
     x = _where_row(
         replaced,
         block.value.astype(chain.x.dtype),
@@ -413,7 +418,8 @@ _KEPT = 2**25
 
 # Calls are compiled for so many numbers of chains, as long as they have more rows than
 # this, of which fewer take as long.
-_SIZES, _LARGE = 3, 300
+_SIZES = 3
+_LARGE = 300
 
 # A head call has at most this many numbers of modulations; one of more rows is made in
 # chunks.
@@ -426,7 +432,8 @@ def network_of_steps(
     """Returns the function (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v) [M, R, d]
     in one call of the network, for R of so many chains."""
     denoiser, params, time, z, scale = (*chains[:4], chains.scale)
-    steps, halves = time.shape[0], 1 if scale is None else 2
+    steps = time.shape[0]
+    halves = 1 if scale is None else 2
     of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
     numbers = sum(a.size for a in jax.tree.leaves(of_row))
     kept = None

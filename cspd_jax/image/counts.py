@@ -69,8 +69,10 @@ class ImageTrace(NamedTuple):
 def info_of(made: Made, judgement: Exactness, gamma: int, known: Array | None) -> Info:
     """Returns what happened. gamma: groups drafted ahead; 0 if none are. known: [B, L]
     tokens it began with."""
-    counts, length = made.counts, made.marks.shape[1]
-    target, draft = counts.target, counts.draft
+    counts = made.counts
+    length = made.marks.shape[1]
+    target = counts.target
+    draft = counts.draft
     ahead = jnp.arange(1, gamma + 1, dtype=jnp.int8)
     by_distance = lambda marks: jnp.sum(
         marks[..., None] == ahead, axis=1, dtype=jnp.int32

@@ -6,8 +6,8 @@ A better one uses that x_0-hat is a martingale along the reverse chain: its drif
 be guessed, but it moves with the noise that was just drawn. After x_{t-1} = mean +
 deviation,
 
-    x_0-hat <- x_0-hat + (gain_t + gain_f_t f) * deviation,        v <- v + (typical
-    v_{t-1} - typical v_t),
+    x_0-hat <- x_0-hat + (gain_t + gain_f_t f) * deviation,
+    v <- v + (typical v_{t-1} - typical v_t),
 
 where f = (v + 1) / 2 is how far the learned variance is from its lower end, coordinate
 by coordinate: where the head is unsure of x_0, x_0-hat moves more. The gains are

@@ -69,7 +69,8 @@ def sample(
         cfg ([] or [B]; guided says whether it counts), temperature, and known, if the
         options were settled with some.
     """
-    keys, labels = as_typed(keys), jnp.asarray(labels)
+    keys = as_typed(keys)
+    labels = jnp.asarray(labels)
     chex.assert_shape([keys, labels], (len(labels),))
     return _told(method.run(network, params, keys, labels, options), method, options)
 
@@ -123,7 +124,9 @@ def settle(
 ) -> Options:
     """Settles all options but the drafters of denoising chains; the model may have no
     parameters yet."""
-    network, draft, length = model.network, method.draft_model, model.network.seq_len
+    network = model.network
+    draft = method.draft_model
+    length = model.network.seq_len
     causal = isinstance(network, CausalTokenModel)
     _check(model, method, options, images)
     if causal:
@@ -187,7 +190,8 @@ def _denoise(options: Options, steps: int) -> ChainSpeculation | str:
 def _check(model: ImageModel, method: Method, options: Options, images: int) -> None:
     """Raises a UserError for what the method cannot do with this model and these
     options."""
-    draft, noise = method.draft_model, method.needs_final_noise
+    draft = method.draft_model
+    noise = method.needs_final_noise
     if draft is not None:
         check_draft(model.config, draft.config)
     if isinstance(model.network, CausalTokenModel):
@@ -257,7 +261,8 @@ def generate(
     if prompts is not None:
         from cspd_jax.image.prompts import ask
 
-        model, labels = ask(model, prompts), range(len(prompts))
+        model = ask(model, prompts)
+        labels = range(len(prompts))
     found = as_labels(model, labels)
     settled = resolve(model, method, options, len(found))
     return run(
@@ -276,7 +281,9 @@ def run(
 ) -> tuple[Array, Info]:
     """Generates images with these keys and labels [N], whose options are settled,
     `rows` side by side."""
-    count, parts, length = len(labels), [], model.network.seq_len
+    count = len(labels)
+    parts = []
+    length = model.network.seq_len
     size = min(rows or count, count)
     title = {"desc": f"{count} images", "unit": "token", "disable": not progress}
     with Bar(total=-(-count // size) * length, mininterval=0.5, **title) as bar:
@@ -298,7 +305,8 @@ def as_labels(model: ImageModel, labels: Labels | None) -> np.ndarray:
         raise UserError(
             "say what to make: give labels, or prompts where the model takes them"
         )
-    found, classes = np.asarray(labels, np.int32), model.config.num_classes
+    found = np.asarray(labels, np.int32)
+    classes = model.config.num_classes
     if not classes:
         raise UserError(f"{model.name} makes images from prompts; give prompts")
     if found.ndim != 1 or not found.size:
@@ -373,7 +381,8 @@ def _watched(
 ) -> tuple[Array, Info]:
     """Makes a batch in pieces, and moves the bar as they come, by the tokens that an
     image knows on average."""
-    done, made = 0, None
+    done = 0
+    made = None
     for known, made in method.steps(
         model.network, model.params, keys, jnp.asarray(labels), options, PIECES
     ):

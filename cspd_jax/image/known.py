@@ -55,17 +55,16 @@ def of_every_image(
     Raises a ValueError for shapes that do not fit, and for a mask of a causal model
     that is no prefix.
     """
-    mask, tokens = np.asarray(known.mask), np.asarray(known.tokens)
+    mask = np.asarray(known.mask)
+    tokens = np.asarray(known.tokens)
     if mask.dtype != bool or mask.shape not in ((length,), (images, length)):
         raise UserError(
             f"the mask of known tokens is {mask.dtype} {list(mask.shape)}; it must be"
             " bool"
             f" [{images}, {length}], or [{length}] for all images"
         )
-    mask, tokens = (
-        np.broadcast_to(mask, (images, length)),
-        np.broadcast_to(tokens, (images, length, dim)),
-    )
+    mask = np.broadcast_to(mask, (images, length))
+    tokens = np.broadcast_to(tokens, (images, length, dim))
     if causal and (mask != (np.arange(length) < np.sum(mask, axis=1)[:, None])).any():
         raise UserError(
             "a causal model draws each token given those before it, row by row, so only"

@@ -43,7 +43,8 @@ def random_order(key: Array, length: int) -> Array:
 def mask_lengths(length: int, num_iter: int) -> list[int]:
     """Returns how many tokens MAR leaves masked after each of the `num_iter` AR steps
     (the last one aside)."""
-    lengths, previous = [], length
+    lengths = []
+    previous = length
     for step in range(num_iter):
         cosine = math.floor(length * math.cos(math.pi / 2 * (step + 1) / num_iter))
         previous = max(1, min(previous - 1, cosine))
@@ -54,7 +55,8 @@ def mask_lengths(length: int, num_iter: int) -> list[int]:
 def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
     """Returns the groups of all AR steps that reveal something (with num_iter > L some
     reveal nothing)."""
-    groups, known = [], 0
+    groups = []
+    known = 0
     lengths = mask_lengths(length, num_iter)
     for step, masked in enumerate(lengths):
         until = length if step == num_iter - 1 else length - masked
@@ -104,8 +106,11 @@ class Spread:
     def order(self, key: Array, length: int) -> Array:
         """Returns the positions, [L]. Of several that are as far, the next is the first
         of them in a random order."""
-        positions, side = random_order(key, length), math.isqrt(length)
-        row, column, last = positions // side, positions % side, min(self.last, length)
+        positions = random_order(key, length)
+        side = math.isqrt(length)
+        row = positions // side
+        column = positions % side
+        last = min(self.last, length)
 
         def reveal(
             state: tuple[Array, Array], step: Array

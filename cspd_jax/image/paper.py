@@ -170,10 +170,8 @@ def judge_last_transitions(
     own: Paths,
 ) -> LastTransitions:
     """Tests every draft by Eq. 5."""
-    p, q = (
-        jax.tree.map(lambda a: a[:, : inputs.speculation.gamma], own).laws,
-        drafts.laws,
-    )
+    p = jax.tree.map(lambda a: a[:, : inputs.speculation.gamma], own).laws
+    q = drafts.laws
     narrower = (q.log_var - p.log_var) if criterion.sigma else jnp.zeros_like(p.log_var)
     log_sigma = 0.5 * jnp.sum(narrower[..., 1:, :], axis=(-2, -1))
     p, q = (jax.tree.map(lambda a: a[..., 0, :], law) for law in (p, q))
@@ -200,11 +198,13 @@ def replace_rejected(
     """Commits the accepted groups and completes the one after them: by Eq. 11 where
     drafts were rejected, by the target's own chain where there were none. Counts the
     draws that were given up, [B]."""
-    gamma, lanes = inputs.speculation.gamma, jnp.arange(inputs.images)
+    gamma = inputs.speculation.gamma
+    lanes = jnp.arange(inputs.images)
     prefix = accepted_prefix(drafted.to_test, test.passed)
     state = accept(inputs, state, drafted, prefix)
     group = state.group
-    n, at = prefix.n, jnp.minimum(prefix.n, gamma - 1)
+    n = prefix.n
+    at = jnp.minimum(prefix.n, gamma - 1)
     rejected = (
         prefix.tested[lanes, at] & ~prefix.kept[lanes, at]
     )  # none in a group that is kept whole

@@ -45,7 +45,8 @@ def unpatchify(tokens: Array, patch: int, rows: int | None = None) -> Array:
     """Joins tokens as the inverse of `patchify`: [B, L, C p p] -> [B, H, W, C]. rows:
     of tokens (those of a square image)."""
     b, length, dim = tokens.shape
-    rows, c = rows or round(length**0.5), dim // patch**2
+    rows = rows or round(length**0.5)
+    c = dim // patch**2
     columns = length // rows
     grid = tokens.reshape(b, rows, columns, c, patch, patch)
     return grid.transpose(0, 1, 4, 2, 5, 3).reshape(b, rows * patch, columns * patch, c)
@@ -77,7 +78,8 @@ def to_tokens(
     `to_images`. Models on latents need the `vae`; a token is the mean of what its
     encoder says."""
     check_vae(model, vae)
-    config, images = model.config, np.asarray(images)
+    config = model.config
+    images = np.asarray(images)
     shape = (*size_of(model), config.latent_channels if vae is None else 3)
     if images.dtype != np.uint8 or images.shape[1:] != shape:
         raise UserError(
@@ -111,7 +113,8 @@ def _encode(config: KLConfig | SphereVAEConfig, params, images, dtype):
     mean = autoencoder.encode(config, params, images, dtype).mean
     if not isinstance(config, FluxConfig) or not config.normalised:
         return mean
-    rows, tokens = mean.shape[1] // config.token_side, patchify(mean, config.token_side)
+    rows = mean.shape[1] // config.token_side
+    tokens = patchify(mean, config.token_side)
     centred = tokens - tokens.mean(axis=-1, keepdims=True)
     tokens = centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
     return unpatchify(tokens, config.token_side, rows)
@@ -180,7 +183,8 @@ def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
     to_bytes = _sphere_bytes if isinstance(vae.config, SphereVAEConfig) else as_bytes
     if isinstance(vae.config, FluxConfig):
         latents = latents / np.float32(vae.config.scale) + np.float32(vae.config.shift)
-    count, size = len(latents), min(len(latents), _DECODED_TOGETHER)
+    count = len(latents)
+    size = min(len(latents), _DECODED_TOGETHER)
     if latents.ndim == 4:
         each = latents.shape[1] * latents.shape[2] * vae.config.stride**2
         size = max(1, min(size, _PIXELS_TOGETHER // each))

@@ -21,10 +21,8 @@ _BOX = re.compile(r"\d+,\d+,\d+,\d+")
 
 def size_of(model: ImageModel) -> tuple[int, int]:
     """Returns height and width of the model's pictures, in pixels."""
-    side, length = (
-        model.config.patch_size * model.config.vae_stride,
-        model.network.seq_len,
-    )
+    side = model.config.patch_size * model.config.vae_stride
+    length = model.network.seq_len
     rows = getattr(model.config, "rows", 0) or round(length**0.5)
     return rows * side, length // rows * side
 
@@ -38,10 +36,8 @@ def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray
         of the tokens, at random by the seed; or an array [H, W], true where a pixel
         stays.
     """
-    (height, width), side = (
-        size_of(model),
-        model.config.patch_size * model.config.vae_stride,
-    )
+    (height, width) = size_of(model)
+    side = model.config.patch_size * model.config.vae_stride
     if isinstance(what, str) and what.endswith("%"):
         share = round(model.network.seq_len * float(what[:-1]) / 100)
         return np.random.default_rng(seed).permutation(model.network.seq_len) < share

@@ -16,8 +16,8 @@ that transition (sigma times the temperature), S the sum of log sigma over the
 transitions before it (sigma without the temperature), p of the target, q of the draft,
 it is accepted if
 
-    u < F prod(sigma_q / sigma_p) exp(-|(mu_q - mu_p) / (sigma_p inner_temperature)|^2 /
-    2),
+    u < F prod(sigma_q / sigma_p)
+        exp(-|(mu_q - mu_p) / (sigma_p inner_temperature)|^2 / 2),
 
     F = e^(S_p - S_q).
 
@@ -353,11 +353,10 @@ def sample(
     """Generates a batch; arguments as for `sampler.sample`, and both models see the
     same. What is counted as truncated are tokens that were left at zero."""
     shared = (keys, labels, options, *(recorded[:2] if recorded is not None else ()))
-    target, drafting = (
-        bind(network, params, *shared),
-        bind(draft.network, draft.params, *shared),
-    )
-    inputs, length = Inputs(target, drafting, runner, recorded), network.seq_len
+    target = bind(network, params, *shared)
+    drafting = bind(draft.network, draft.params, *shared)
+    inputs = Inputs(target, drafting, runner, recorded)
+    length = network.seq_len
     segments = plan_segments(
         schedule(length, options.num_iter or length, runner), length, options
     )
@@ -415,8 +414,10 @@ def judge(
         lambda a: jax.lax.dynamic_slice_in_dim(a, block.first, segment.width, axis=1),
         state.end,
     )
-    keys, dim = inputs.target.keys, inputs.target.network.token_dim
-    runner, recorded = inputs.runner, inputs.recorded
+    keys = inputs.target.keys
+    dim = inputs.target.network.token_dim
+    runner = inputs.runner
+    recorded = inputs.recorded
 
     def draw(
         bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array

@@ -10,9 +10,8 @@ function (inputs, state) -> (state, counts), and so are its parts.
 The drafted tokens of an image, one after the other, each as the T states of its
 denoising path, are one sequence of Gaussian transitions. Their laws q are known from
 when they were drawn. The target's laws p of the same transitions, every token's in the
-context that shows the drafts before its group, need no sequential
-call: the states are given. Block verification (`coupling.block`) keeps the first
-    transitions and draws the
+context that shows the drafts before its group, need no sequential call: the states are
+given. Block verification (`coupling.block`) keeps the first transitions and draws the
 next state from the residual. The token in which the block ends is continued from there,
 under the target, in the context that it was verified in; the tokens before it stay, and
 those after it are drawn anew. (Coupled drafts make a block of each token, and those
@@ -83,10 +82,9 @@ from cspd_jax.keys import Purpose
 Array = jax.Array
 
 _STATIC = ("network", "speculation")
-_ACCEPTED, _TESTED = (
-    8.0,
-    10.0,
-)  # an image's acceptance until it has tests: so many accepted of so many
+# Until an image has tests, its acceptance is that of this many accepted of this many.
+_ACCEPTED = 8.0
+_TESTED = 10.0
 
 
 class Drafted(NamedTuple):
@@ -247,11 +245,13 @@ def begin(
 ) -> tuple[Inputs, State]:
     """Returns the inputs and the state before the first round. Arguments as for
     `sample`."""
-    target, bound = bind(network, params, keys, labels, options), None
+    target = bind(network, params, keys, labels, options)
+    bound = None
     if draft is not None:
         of_draft = dataclasses.replace(options, chain_drafter=options.draft_drafter)
         bound = bind(draft.network, draft.params, keys, labels, of_draft)
-    groups, past = options.groups(network.seq_len), speculation.gamma + 1
+    groups = options.groups(network.seq_len)
+    past = speculation.gamma + 1
     scale = guidance_scale(
         groups, jnp.broadcast_to(options.cfg, keys.shape), options.cfg_schedule
     )
@@ -284,7 +284,8 @@ def output(inputs: Inputs, state: State, total: Counts) -> Made:
 
 _begin = jax.jit(begin, static_argnames=_STATIC)
 _run_rounds = outermost_jit(run_rounds)
-_output, _final_tokens = jax.jit(output), jax.jit(final_tokens)
+_output = jax.jit(output)
+_final_tokens = jax.jit(final_tokens)
 
 
 # A round of the exact criterion.
@@ -326,12 +327,14 @@ class PathCriterion:
         prefix = accepted_prefix(
             drafted.to_test, kept.whole, counted=kept.left < inputs.steps
         )
-        began, state = state, accept(inputs, state, drafted, prefix)
+        began = state
+        state = accept(inputs, state, drafted, prefix)
         if ahead:
             state = choose_num_drafts(inputs, state)
         held, request = window(inputs, state, drafted, kept, prefix.n, ahead, keys)
         drawn, chains = draw_paths(inputs, inputs.target, request)
-        paths, group = joined(held, drawn), state.group[:, None]
+        paths = joined(held, drawn)
+        group = state.group[:, None]
         done = exists(inputs, group) & ~held.whole[:, :1]
         state = state._replace(
             tokens=put(inputs, state.tokens, group, paths.states[:, :1, :, 0], done),
@@ -371,7 +374,8 @@ def verify_paths(
 ) -> tuple[Kept, Work]:
     """Verifies the transitions of all drafts: group by group, token by token, in as
     many blocks as there are coins for."""
-    drafts, steps = state.drafts, inputs.steps
+    drafts = state.drafts
+    steps = inputs.steps
     images, gamma, width = drafted.to_test.shape
     z = drafted.z[:, :gamma, 0]
     p, work = laws(
@@ -393,9 +397,12 @@ def verify_paths(
     )
     valid = jnp.repeat(drafted.to_test.reshape(blocks, -1), steps, axis=1)
     block = verify_transitions(keys, of_p, q, after, valid)
-    number, most = jnp.arange(blocks), valid.shape[1]
-    ended, at = block.kept < most, jnp.minimum(block.kept, most - 1)
-    step, x = steps - 1 - at % steps, block.value.astype(after.dtype)
+    number = jnp.arange(blocks)
+    most = valid.shape[1]
+    ended = block.kept < most
+    at = jnp.minimum(block.kept, most - 1)
+    step = steps - 1 - at % steps
+    x = block.value.astype(after.dtype)
     law: Gaussian = jax.tree.map(lambda a: a[number, at], of_p)
     guess = guess_after(inputs.target, step, before[number, at], law, x)
 
@@ -404,7 +411,8 @@ def verify_paths(
         every = jnp.broadcast_to(a[:, None], (blocks, most // steps, *a.shape[1:]))
         return every.reshape(images, gamma, width, *a.shape[1:])
 
-    token, last = jnp.arange(most // steps), (block.kept // steps)[:, None]
+    token = jnp.arange(most // steps)
+    last = (block.kept // steps)[:, None]
     left = jnp.where(token < last, 0, jnp.where(token == last, step[:, None], steps))
     truncated = jnp.sum(
         (block.truncated & ended).reshape(images, -1), axis=1, dtype=jnp.int32
@@ -439,7 +447,9 @@ def accepted_prefix(real: Array, passed: Array, counted: Array | bool = True) ->
 
 def accept(inputs: Inputs, state: State, drafted: Drafted, prefix: Prefix) -> State:
     """Writes the accepted drafts; the images move to the group that ended their run."""
-    groups, tested, kept = drafted.groups, prefix.tested, prefix.kept
+    groups = drafted.groups
+    tested = prefix.tested
+    kept = prefix.kept
     ahead = jnp.arange(1, inputs.speculation.gamma + 1, dtype=jnp.int8)[:, None]
     return state._replace(
         tokens=put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], kept),
@@ -466,8 +476,10 @@ def window(
     ahead the context is stale by 1, 2, ... groups more, but it is what they are drawn
     from. That it may show drafts that are dropped does not matter: any drafts will do.
     """
-    lanes, behind = jnp.arange(inputs.images)[:, None], jnp.arange(ahead + 1)
-    groups, place = state.group[:, None] + behind, n[:, None] + behind
+    lanes = jnp.arange(inputs.images)[:, None]
+    behind = jnp.arange(ahead + 1)
+    groups = state.group[:, None] + behind
+    place = n[:, None] + behind
     something = jnp.any(drafted.to_test & (kept.left < inputs.steps), axis=2)
     last = jnp.sum(something, axis=1)[:, None]
     shown = jnp.minimum(place, last)
@@ -496,7 +508,8 @@ def joined(held: Kept, drawn: Paths) -> Paths:
     """Joins what is kept of each path, the state in which its block ended, and what was
     drawn from there."""
     steps = drawn.laws.mean.shape[-2]
-    step, left = jnp.arange(steps + 1)[:, None], held.left[..., None, None]
+    step = jnp.arange(steps + 1)[:, None]
+    left = held.left[..., None, None]
     anew = (step < left) | (left == steps)
     ended = (step == left) & ~held.whole[..., None, None]
     states = jnp.where(ended, held.x[..., None, :], held.paths.states)
@@ -511,7 +524,8 @@ def joined(held: Kept, drawn: Paths) -> Paths:
 def choose_num_drafts(inputs: Inputs, state: State) -> State:
     """Chooses how many groups each image drafts next, from its own tests up to where
     each block ended."""
-    most, cost = inputs.speculation.gamma, inputs.speculation.draft_cost
+    most = inputs.speculation.gamma
+    cost = inputs.speculation.draft_cost
     if cost is None:
         return state._replace(num_drafts=jnp.full_like(state.num_drafts, most))
     accepted, tested = (jnp.sum(a, axis=1) for a in (state.marks > 0, state.marks != 0))
@@ -523,7 +537,8 @@ def choose_num_drafts(inputs: Inputs, state: State) -> State:
 def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
     """Has the draft model continue every image, one AR step after the other, as far as
     any of them asks, each in the context of its own tokens before that group."""
-    gamma, draft = inputs.speculation.gamma, inputs.draft
+    gamma = inputs.speculation.gamma
+    draft = inputs.draft
     assert draft is not None
     state = choose_num_drafts(inputs, state)
     keys = inputs.speculation.criterion.draft_keys(inputs, state)
@@ -568,8 +583,7 @@ def draw_paths(
     inputs: Inputs, bound: BoundModel, request: Request
 ) -> tuple[Paths, Work]:
     """Draws paths of a network [B, N, G, ...]. Of tokens that were on their way only
-    the end, the token, is
-    theirs: the states before it are nobody's."""
+    the end, the token, is theirs: the states before it are nobody's."""
     shape = request.positions.shape
     in_a_row = request.positions.reshape(shape[0], -1)
     bound = dataclasses.replace(bound, keys=request.keys)
@@ -581,7 +595,8 @@ def draw_paths(
         )
         begun = Start(left, x), guess
     if inputs.options.chain is None:
-        noise, start = bound.chain_noise(in_a_row), None
+        noise = bound.chain_noise(in_a_row)
+        start = None
         end = noise[-1]
         if begun is not None:
             left, x = begun[0]
@@ -601,7 +616,8 @@ def draw_paths(
             trajectory=True,
         )
         assert found.path is not None
-        path, work = found.path, chain_work(found.counts, shape[0])
+        path = found.path
+        work = chain_work(found.counts, shape[0])
     states = jnp.concatenate([path.x[None], path.states[1:], end[None]])
     paths = Paths(states, path.laws)
     return jax.tree.map(

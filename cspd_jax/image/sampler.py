@@ -124,7 +124,8 @@ def ar_step(
     if (
         segment.separate_first
     ):  # without guidance, and the unconditional half draws a group of its own
-        bound, positions = both_halves(bound), jnp.tile(positions, (2, 1))
+        bound = both_halves(bound)
+        positions = jnp.tile(positions, (2, 1))
     used = jnp.broadcast_to(jnp.arange(segment.width) < group.size, positions.shape)
     if bound.kept is not None:
         missing = group.first + jnp.arange(segment.width) >= bound.kept.number[:, None]
@@ -162,9 +163,12 @@ def group_context(
 
     All tokens before `first` are known. Past the end the last token is repeated.
     """
-    network, images, rows = bound.network, len(state.tokens), len(bound.order)
+    network = bound.network
+    images = len(state.tokens)
+    rows = len(bound.order)
     index = jnp.minimum(first + jnp.arange(segment.width), network.seq_len - 1)
-    index, known = jnp.broadcast_to(index, (rows, segment.width)), jnp.full(rows, first)
+    index = jnp.broadcast_to(index, (rows, segment.width))
+    known = jnp.full(rows, first)
     if bound.kept is not None:
         known = jnp.maximum(known, jnp.tile(bound.kept.number, rows // images))
     tokens = jnp.tile(state.tokens[:, : network.seq_len], (rows // images, 1, 1))
@@ -193,7 +197,8 @@ def draw_tokens(
 ) -> tuple[Array, Work]:
     """Runs the plain chains of a group, or speculates along them; and says what the AR
     step took, its call of the backbone included."""
-    shape, chains = positions.shape, group_chains(bound, z, scale)
+    shape = positions.shape
+    chains = group_chains(bound, z, scale)
     if bound.options.chain is None:
         x = sample_chain(chains, bound.chain_noise(positions))
         return x.reshape(*shape, -1), step_work(bound, z)
@@ -275,7 +280,8 @@ def sample(
 ) -> Made:
     """Generates a batch; the arguments are those of `bind`."""
     bound = bind(network, params, keys, labels, options, order, noise)
-    state, work = empty_state(bound), cache_work(bound)
+    state = empty_state(bound)
+    work = cache_work(bound)
     for segment, groups in plan_segments(network.seq_len, options):
         state, more = ar_steps(bound, segment, state, group_arrays(groups, options))
         work = add_up(work, more)
@@ -297,14 +303,16 @@ def stream(
     is: tokens (zero where unknown) and what they took.
     """
     bound = _bind(network, params, keys, labels, options)
-    state, segments = empty_state(bound), plan_segments(network.seq_len, options)
+    state = empty_state(bound)
+    segments = plan_segments(network.seq_len, options)
     work = cache_work(bound)
     total = sum(len(groups) for _, groups in segments)
     several = 1 if pieces is None else -(-total // pieces)
     for segment, groups in segments:
         for some in (groups[i : i + several] for i in range(0, len(groups), several)):
             state, more = _ar_steps(bound, segment, state, group_arrays(some, options))
-            known, work = some[-1].start + some[-1].size, add_up(work, more)
+            known = some[-1].start + some[-1].size
+            work = add_up(work, more)
             made = _output(bound, state.tokens, known, work)
             yield (
                 known if bound.kept is None else jnp.maximum(known, bound.kept.number),
@@ -314,7 +322,8 @@ def stream(
 
 def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> Made:
     """Returns what there is when the first `known` tokens are, by position."""
-    images, length = bound.images, bound.order.shape[1]
+    images = bound.images
+    length = bound.order.shape[1]
     visible = (jnp.arange(length) < known)[None, :, None]
     shown = put_back(bound.kept, jnp.where(visible, tokens[:, :length], 0))
     ends = jnp.array(
@@ -349,13 +358,12 @@ def group_arrays(groups: tuple[Group, ...], options: Options) -> GroupArrays:
 
 def empty_state(bound: BoundModel) -> PlainState:
     """Returns the state before the first AR step."""
-    network, segments = (
-        bound.network,
-        plan_segments(bound.network.seq_len, bound.options),
-    )
+    network = bound.network
+    segments = plan_segments(bound.network.seq_len, bound.options)
     padded = network.seq_len + max(segment.width for segment, _ in segments) - 1
     tokens = jnp.zeros((bound.images, padded, network.token_dim), bound.dtype)
-    cache, tokens = None, put_back(bound.kept, tokens)
+    cache = None
+    tokens = put_back(bound.kept, tokens)
     if isinstance(network, CachedTokenModel):
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
         if (

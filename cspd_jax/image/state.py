@@ -168,12 +168,16 @@ class State(NamedTuple):
 def nothing_made(inputs: Inputs) -> State:
     """Returns the state in which nothing is made but what is known, and nothing
     drafted."""
-    images, gamma, width = inputs.images, inputs.speculation.gamma, inputs.width
+    images = inputs.images
+    gamma = inputs.speculation.gamma
+    width = inputs.width
     padded = inputs.length + width - 1
-    dim, dtype = inputs.target.network.token_dim, inputs.target.dtype
+    dim = inputs.target.network.token_dim
+    dtype = inputs.target.dtype
     tokens = jnp.zeros((images, padded, dim), dtype)
     number = jnp.zeros(images, jnp.int32)
-    group, kept = number, inputs.target.kept
+    group = number
+    kept = inputs.target.kept
     if kept is not None:  # the first group that lacks a token
         ends = inputs.start[: inputs.groups] + inputs.size[: inputs.groups]
         group = jnp.searchsorted(ends, kept.number, side="right").astype(jnp.int32)

@@ -5,8 +5,9 @@ writes.
 `fastest` measures whether self-speculation pays here. `generate` and `stream` take
 (key, model, prompts, method, options):
 
-    options = masked.Options(max_new_tokens=64, block=8) tokens, info =
-    masked.generate(None, model, prompts, masked.SelfSpeculation(gamma=4), options)
+    options = masked.Options(max_new_tokens=64, block=8)
+    method = masked.SelfSpeculation(gamma=4)
+    tokens, info = masked.generate(None, model, prompts, method, options)
 
 A generation is made of pure functions that can be combined in other ways:
 `generation.prepare` makes the `Inputs`, whose way has the first state, `begin`, the

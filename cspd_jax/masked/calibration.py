@@ -22,11 +22,9 @@ from cspd_jax.masked.speculative import Moves, Speculation, draft, width
 
 Array = jax.Array
 COUNTS = (4, 8, 16, 32, 64)
-_RANKS, _TOKENS, _FAR = (
-    24,
-    4,
-    24,
-)  # places, tokens at each, and moves ahead that are looked at
+_RANKS = 24  # places that are looked at
+_TOKENS = 4  # tokens at each
+_FAR = 24  # moves ahead
 _ROWS = 8  # prompts at a time
 
 
@@ -65,7 +63,8 @@ def recorded(
     """Returns the run of each prompt."""
     request = None, model, prompts, Stepwise(), options
     tokens, info = jax.device_get(generate(*request))
-    steps, canvas = info.trace.steps, prepare(*request).canvas
+    steps = info.trace.steps
+    canvas = prepare(*request).canvas
     wide = MoveSets((*prefixes(_RANKS).texts, ((1, _TOKENS - 1),)))
     probe = Speculation(wide, jnp.full(len(tokens), _RANKS))
     order = np.argsort(steps, axis=1)

@@ -97,7 +97,8 @@ def make_canvas(
     keys: Array | None = None,
 ) -> Canvas:
     """Makes a canvas with places after each prompt. keys: [B], if anything is drawn."""
-    mask_id, places = network.config.mask_ids[0], options.max_new_tokens
+    mask_id = network.config.mask_ids[0]
+    places = options.max_new_tokens
     start = jnp.asarray(prompts.lengths, jnp.int32)
     tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, places)))
     base = jnp.where(jnp.arange(tokens.shape[1]) < start[:, None], tokens, mask_id)

@@ -117,7 +117,8 @@ def generate(
 @functools.partial(outermost_jit, static_argnames="mesh")
 def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
     """Has each group of devices fill its own share of the rows."""
-    canvas, way = inputs.canvas, inputs.way
+    canvas = inputs.canvas
+    way = inputs.way
     each = lambda a: a if a.ndim else jnp.broadcast_to(a, (len(canvas.start),))
     steps = (
         way if isinstance(way, Steps) else None
@@ -125,7 +126,8 @@ def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
     rows = dataclasses.replace(canvas, params=None), way if steps is None else None
 
     def fill(rows: Any, shared: Any) -> Generated:
-        (canvas, way), (params, steps) = rows, shared
+        (canvas, way) = rows
+        (params, steps) = shared
         return run(
             Inputs(
                 dataclasses.replace(canvas, params=params),
@@ -138,7 +140,8 @@ def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
 
 def _shown(inputs: Inputs) -> Generated:
     """Does what `run` does, with a bar."""
-    rows, places = len(inputs.canvas.start), inputs.canvas.places
+    rows = len(inputs.canvas.start)
+    places = inputs.canvas.places
     with Bar(total=rows * places, desc=f"{rows} texts", unit="token") as bar:
         for made in _outputs(inputs):
             bar.update(int(jnp.sum(made.info.made)) - bar.n)
@@ -195,7 +198,8 @@ def _advance(inputs: Inputs, state: Any, cache: Any) -> State:
 def output(inputs: Inputs, state: State) -> Generated:
     """Returns what there is after some round or step; places that are not filled yet
     hold the mask's id."""
-    happened, judgement = state.info, inputs.way.judgement
+    happened = state.info
+    judgement = inputs.way.judgement
     if inputs.canvas.cached and judgement.lossless:
         note = (
             "; with the block cache this is a different sampler, with a reference"
@@ -226,7 +230,8 @@ def prepare(
     """Returns the arguments of `generate`, checked where their values are known, as
     `Inputs`."""
     network, params = bound(model)
-    config, prompts = network.config, as_prompts(prompts)
+    config = network.config
+    prompts = as_prompts(prompts)
     if not config.mask_ids:
         raise UserError(
             "the model has no mask id, so it is not a masked-diffusion model"
@@ -285,7 +290,8 @@ def _speculation(
 ) -> Speculation:
     """Returns which texts are read, and how far to go: at most all moves that there
     are."""
-    batch, places = len(canvas.start), options.max_new_tokens
+    batch = len(canvas.start)
+    places = options.max_new_tokens
     most = max(1, (min(options.block, places) if options.cached else places) - 1)
     if method.texts is None:
         max_gamma = min(
@@ -315,7 +321,8 @@ def _quotas(method: Schedule, options: Options, shifted: bool) -> Array:
     model's family."""
     if options.cached:
         raise UserError("a schedule has no cache; leave cached off")
-    places, block = options.max_new_tokens, min(options.block, options.max_new_tokens)
+    places = options.max_new_tokens
+    block = min(options.block, options.max_new_tokens)
     steps = places if method.steps is None else method.steps
     if steps > places:
         raise UserError(

@@ -2,11 +2,9 @@
 
 Without a cache every pass reads everything. With a cache, a pass over everything at the
 beginning of a block stores keys and values, and later passes read only the block's own
-places, beside what is stored of the
-others: the prompt, earlier blocks, and later blocks as they were then. That is a
-    different sampler, with a
-stepwise reference of its own.
-"""
+places, beside what is stored of the others: the prompt, earlier blocks, and later
+blocks as they were then. That is a different sampler, with a stepwise reference of its
+own."""
 
 from __future__ import annotations
 
@@ -25,7 +23,8 @@ def whole(canvas: Canvas, window: Window, texts: Array) -> Array:
     """Makes a pass over everything: R texts of each row [B, R, G] -> logits [B, R, W,
     V] of the window."""
     versions = texts.shape[1]
-    tokens, at = _tokens(canvas, texts), canvas.start[:, None] + _inside(canvas, window)
+    tokens = _tokens(canvas, texts)
+    at = canvas.start[:, None] + _inside(canvas, window)
     valid, at = (_for_all(canvas, a, versions) for a in (canvas.valid, at))
     return guided(
         canvas,

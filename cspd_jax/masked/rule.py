@@ -7,14 +7,11 @@ token of a place is the most probable one; above, it has the largest logit + tem
 top-p and top-k leave.
 
 How sure a model is of a place is measured as the published samplers do. "clean" is
-LLaDA's low-confidence
-remasking: the probability of the place's token by the logits as they are, without
-    temperature or cuts.
-"probability", "margin" and "entropy" are Dream's maskgit_plus, topk_margin and entropy,
-of the distribution that the token is drawn from: after the temperature, top-p and
-top-k, in this order. "random" is LLaDA's random remasking: places in random order,
-whatever the model says.
-"""
+LLaDA's low-confidence remasking: the probability of the place's token by the logits as
+they are, without temperature or cuts. "probability", "margin" and "entropy" are Dream's
+maskgit_plus, topk_margin and entropy, of the distribution that the token is drawn from:
+after the temperature, top-p and top-k, in this order. "random" is LLaDA's random
+remasking: places in random order, whatever the model says."""
 
 from __future__ import annotations
 
@@ -95,7 +92,8 @@ def drawn_from(
     canvas: Canvas, of_tokens: Scores, places: Array, steps: Array
 ) -> Candidates:
     """Returns the candidates at places [B, ..., W], for steps [B, ...]."""
-    (logits, drawn), options = of_tokens, canvas.options
+    (logits, drawn) = of_tokens
+    options = canvas.options
     noisy = logits if drawn is logits else jnp.where(drawn > -jnp.inf, logits, -jnp.inf)
     if canvas.keys is not None:
         noise = step_noise(canvas.keys, steps, places, logits.shape[-1], logits.dtype)

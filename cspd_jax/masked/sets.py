@@ -138,7 +138,8 @@ def fit(runs: Sequence[Run], count: int) -> MoveSets:
         again = _fit(starts, count)
         fewer, starts = _rounds(again, runs)
         if fewer < rounds:
-            sets, rounds = again, fewer
+            sets = again
+            rounds = fewer
     return sets
 
 
@@ -168,7 +169,9 @@ def _fit(walks: Sequence[Sequence[Move]], count: int) -> MoveSets:
 def _rounds(sets: MoveSets, runs: Sequence[Run]) -> tuple[int, list[Sequence[Move]]]:
     """Returns how many rounds the runs take with a table, and the walks of these
     rounds."""
-    known, begun, rounds = set(sets.texts), [], 0
+    known = set(sets.texts)
+    begun = []
+    rounds = 0
     for run in runs:
         step = 0
         while step <= len(run):
@@ -186,7 +189,8 @@ def _walked(
     """Returns the moves made and the text reached from there, by texts that are
     known."""
     while (then := _with(at, walk, done)) in known:
-        done, at = done + 1, then
+        done = done + 1
+        at = then
     return done, at
 
 

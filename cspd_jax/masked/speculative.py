@@ -136,15 +136,18 @@ class Verdict(NamedTuple):
 def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
     """Returns the state before the first round: without a cache, after the pass that
     drafts the first."""
-    batch, sets = len(canvas.start), speculation.sets
-    text, step = canvas.empty(), jnp.zeros(batch, jnp.int32)
+    batch = len(canvas.start)
+    sets = speculation.sets
+    text = canvas.empty()
+    step = jnp.zeros(batch, jnp.int32)
     no_moves, by_place = (
         jnp.zeros((batch, n), jnp.int32) for n in (sets.ranks + 1, canvas.places)
     )
     by_position = jnp.zeros((batch, speculation.depth), jnp.int32)
     if canvas.cached:
         no_tokens = jnp.zeros((*no_moves.shape, sets.tokens), jnp.int32)
-        moves, calls = Moves(no_moves, no_tokens, no_moves > 0), count_calls()
+        moves = Moves(no_moves, no_tokens, no_moves > 0)
+        calls = count_calls()
     else:
         window = window_at(canvas, text, width(canvas, speculation))
         logits = passes.whole(canvas, window, text[:, None])[:, 0]
@@ -239,7 +242,8 @@ def commit(
     verdict: Verdict,
 ) -> tuple[MaskedState, RoundInfo]:
     """Gives every row its certain move and those accepted after it."""
-    certain, walk = state.moves.exists[:, 0], verdict.walk
+    certain = state.moves.exists[:, 0]
+    walk = verdict.walk
     taken = jnp.concatenate([certain[:, None], walk.passed], axis=1)
     place = jnp.concatenate([state.moves.place[:, :1], walk.place], axis=1)
     text = jnp.where(
@@ -277,18 +281,17 @@ def draft(
     do not change.
 
     Move k has the noise of step [B] + k. begins: the logits are from a pass at the
-    beginning of a block.
-    certain: the first move, if it is known already. (The same sums over other shapes
-        may round otherwise, and
-    the texts of two ways should not part for that.)
-    """
+    beginning of a block. certain: the first move, if it is known already. (The same
+    sums over other shapes may round otherwise, and the texts of two ways should not
+    part for that.)"""
     known = scores(canvas, logits)
     candidates_at = lambda k: drawn_from(canvas, known, window.places, step + k)
     always = (
         candidates_at(0) if canvas.keys is None else None
     )  # without noise they are the same at each step
     first_only = begins and canvas.network.config.shifted
-    free, best = is_masked(canvas, window, text), None
+    free = is_masked(canvas, window, text)
+    best = None
     if speculation.sets.tokens > 1:
         best = jax.lax.top_k(known.clean, speculation.sets.tokens)[1].astype(jnp.int32)
 
@@ -380,7 +383,8 @@ def _after(
 def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) -> Walk:
     """Goes from text to text, as the rule says: place and after are those of
     `_after`."""
-    sets, rows = speculation.sets, jnp.arange(len(after))
+    sets = speculation.sets
+    rows = jnp.arange(len(after))
     more = jnp.asarray(
         np.any(sets.after >= 0, axis=2)
     )  # [R, K + 1] of which rank a move is read besides

@@ -120,7 +120,8 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
         logits, cache = _cached_pass(canvas, window, state.text, state.cache, begins)
         calls = count_calls(whole=begins, block=~begins, rows=canvas.rows)
     else:
-        logits, cache = passes.whole(canvas, window, state.text[:, None])[:, 0], None
+        logits = passes.whole(canvas, window, state.text[:, None])[:, 0]
+        cache = None
         calls = count_calls(whole=1, rows=canvas.rows)
     steps = jnp.full(len(state.text), state.step)
     offered = candidates(canvas, logits, window.places, steps)
@@ -130,10 +131,8 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
     ):  # only this pass has logits of the first place
         to_fill &= ~begins | (jnp.arange(canvas.block) == 0)
     choice = choose(offered, to_fill, window.blocks)
-    place, exists = (
-        jnp.take_along_axis(window.places, choice.index[:, None], axis=1),
-        choice.exists[:, None],
-    )
+    place = jnp.take_along_axis(window.places, choice.index[:, None], axis=1)
+    exists = choice.exists[:, None]
     next_state = state._replace(
         text=fill(state.text, place, choice.token[:, None], exists),
         order=fill(state.order, place, state.step, exists),
@@ -194,7 +193,8 @@ def dream_quotas(places: int, steps: int) -> np.ndarray:
     remaining places by which the time shrinks; the last step fills the rest.
     """
     times = np.linspace(1, 1e-3, steps + 1)
-    left, quotas = places, []
+    left = places
+    quotas = []
     for i in range(steps):
         quota = left if i == steps - 1 else int(left * (1 - times[i + 1] / times[i]))
         quotas.append(quota)

@@ -137,7 +137,8 @@ def write(slots: Array, new: Array, positions: Array) -> Array:
     index = jnp.where(inside, positions, beyond)[:, None]
     # Indices of all axes but the last: XLA then writes in place, and neither transposes
     # nor copies the slots.
-    row, head = jnp.arange(len(slots))[:, None, None], jnp.arange(heads)[:, None]
+    row = jnp.arange(len(slots))[:, None, None]
+    head = jnp.arange(heads)[:, None]
     new = new.astype(slots.dtype).swapaxes(1, 2)
     return slots.at[row, head, index].set(new, mode="drop", unique_indices=True)
 

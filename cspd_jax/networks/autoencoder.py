@@ -37,7 +37,8 @@ class GroupNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shape, channels = x.shape, x.shape[-1]
+        shape = x.shape
+        channels = x.shape[-1]
         wide = at_least_float32(x).reshape(
             shape[0], -1, self.groups, channels // self.groups
         )
@@ -109,7 +110,8 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        c, dtype = self.config, self.dtype
+        c = self.config
+        dtype = self.dtype
         x = conv(c.channels, 3, "conv_in", dtype)(x)
         for level, multiplier in enumerate(c.channel_mult):
             for i in range(c.num_res_blocks):
@@ -147,7 +149,8 @@ class Decoder(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        c, dtype = self.config, self.dtype
+        c = self.config
+        dtype = self.dtype
         x = conv(c.channels * c.channel_mult[-1], 3, "conv_in", dtype)(x)
         x = _middle(x, c.groups, dtype)
         for level, multiplier in reversed(list(enumerate(c.channel_mult))):

@@ -85,10 +85,8 @@ class MARConfig(_Square):
         check_respacing(self.respacing, flow=False)
         self._check_grid()
         for name in ("encoder", "decoder"):
-            width, heads = (
-                getattr(self, f"{name}_width"),
-                getattr(self, f"{name}_heads"),
-            )
+            width = getattr(self, f"{name}_width")
+            heads = getattr(self, f"{name}_heads")
             if width % heads:
                 raise UserError(
                     f"{name} width {width} is not divisible by its number of heads"

@@ -35,15 +35,14 @@ class EagleLayer(nn.Module):
     by_outputs: bool = False
 
     def setup(self):
-        c, layer = self.config, self.config.layer
+        c = self.config
+        layer = self.config.layer
         norm = lambda: Norm(layer.norm, layer.norm_eps, self.dtype)
         self.join = Dense(layer.width, False, self.dtype, _NORMAL, self.by_outputs)
-        self.embedding_norm, self.state_norm, self.mlp_norm, self.norm = (
-            norm(),
-            norm(),
-            norm(),
-            norm(),
-        )
+        self.embedding_norm = norm()
+        self.state_norm = norm()
+        self.mlp_norm = norm()
+        self.norm = norm()
         self.attention = Attention(layer, self.dtype, self.by_outputs)
         self.mlp = Mlp(layer, self.dtype, self.by_outputs)
         self.head = Head(c.ids, self.dtype, self.by_outputs)
@@ -125,10 +124,8 @@ class Eagle:
         """
         if visible is None:
             visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-        places, kept = (
-            positions if slots is None else slots,
-            (cache.keys[0], cache.values[0]),
-        )
+        places = positions if slots is None else slots
+        kept = (cache.keys[0], cache.values[0])
         embedded = self.embedded(params, tokens)
         state, kept = self._run(
             params, "next", embedded, state, positions, visible, places, kept
@@ -158,7 +155,8 @@ def init_params(config: EagleConfig, key: Array) -> dict:
     """Makes fresh float32 parameters, whose ids are the target's first ones."""
     width = config.layer.width
     states = jnp.zeros((1, 1, config.states * config.state_width))
-    embedded, positions = jnp.zeros((1, 1, width)), jnp.zeros((1, 1), jnp.int32)
+    embedded = jnp.zeros((1, 1, width))
+    positions = jnp.zeros((1, 1), jnp.int32)
     params = EagleLayer(config).init(
         key, states, embedded, positions, jnp.ones((1, 1, 1), bool)
     )["params"]

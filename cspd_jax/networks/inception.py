@@ -138,7 +138,8 @@ def _at_35(pooled: int) -> Block:
 
 
 def _at_17(inner: int) -> Block:
-    high, wide = (inner, "7x1"), (inner, "1x7")
+    high = (inner, "7x1")
+    wide = (inner, "1x7")
     return Block(
         (
             _branch("branch1x1", (192, "1x1")),
@@ -289,7 +290,8 @@ class Inception(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Features:
-        divisor, x = self.config.divisor, x.astype(self.dtype)
+        divisor = self.config.divisor
+        x = x.astype(self.dtype)
         for layer in _STEM:
             x = Unit(layer, divisor, self.dtype, name=layer.name)(x)
             if layer.name in _POOLED_AFTER:
@@ -322,7 +324,8 @@ def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
         shares = jnp.asarray(share, dtype).reshape(
             [-1 if i == axis else 1 for i in range(4)]
         )
-        low, high = jnp.take(x, below, axis), jnp.take(x, above, axis)
+        low = jnp.take(x, below, axis)
+        high = jnp.take(x, above, axis)
         x = low + (high - low) * shares
     x = (x - 128) / 128 if how == "tf1" else x / 127.5 - 1
     return jnp.broadcast_to(x, (*x.shape[:3], 3))

@@ -37,7 +37,8 @@ def frequencies(config: LMConfig) -> np.ndarray:
     # llama3: the number of turns that a pair makes over the original length determines
     #     how much it is slowed.
     turns = config.rope_original_positions * plain / (2 * math.pi)
-    low, high = config.rope_low_frequency, config.rope_high_frequency
+    low = config.rope_low_frequency
+    high = config.rope_high_frequency
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return kept * plain + (1 - kept) * slowed
 
@@ -59,7 +60,9 @@ def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
     rotary_dim / 2)."""
     cos, sin = cos_sin
     half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    a = x[..., :half]
+    b = x[..., half : 2 * half]
+    rest = x[..., 2 * half :]
     turned = [(a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)]
     return jnp.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
 

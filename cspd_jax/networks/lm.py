@@ -104,17 +104,16 @@ class Attention(nn.Module):
             self.by_outputs,
             name=name,
         )(x).reshape(*x.shape[:2], heads, c.head_dim)
-        q, k, v = (
-            project(c.heads, "q"),
-            project(c.kv_heads, "k"),
-            project(c.kv_heads, "v"),
-        )
+        q = project(c.heads, "q")
+        k = project(c.kv_heads, "k")
+        v = project(c.kv_heads, "v")
         if c.qk_norm:
             q, k = (
                 Norm(c.norm, c.norm_eps, self.dtype, name=f"{n}_norm")(x)
                 for n, x in (("q", q), ("k", k))
             )
-        q, k = rotate(q, cos_sin), rotate(k, cos_sin)
+        q = rotate(q, cos_sin)
+        k = rotate(k, cos_sin)
         if packed is not None:
             q, k, v = map(packed.unpack, (q, k, v))
         if isinstance(visible, Beside):
@@ -143,7 +142,8 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        c, activation = self.config, _ACTIVATIONS[self.config.activation]
+        c = self.config
+        activation = _ACTIVATIONS[self.config.activation]
         dense = lambda size, name: Dense(
             size, c.mlp_bias, self.dtype, _NORMAL, self.by_outputs, name=name
         )
@@ -180,10 +180,8 @@ class Layer(nn.Module):
         attended, slots = attention(
             norm("attention_norm")(x), cos_sin, visible, positions, slots, packed
         )
-        mlp, mlp_norm = (
-            Mlp(self.config, self.dtype, self.by_outputs, name="mlp"),
-            norm("mlp_norm"),
-        )
+        mlp = Mlp(self.config, self.dtype, self.by_outputs, name="mlp")
+        mlp_norm = norm("mlp_norm")
         if self.config.parallel_residual:
             return x + attended + mlp(mlp_norm(x)), slots
         x = x + attended
@@ -232,17 +230,17 @@ class Transformer(nn.Module):
 
         rows [B, R] picks the tokens whose hidden states come out: [B, R, D]. places [B,
         Q] are the slots that store the tokens; without them, those of the positions.
-        packed computes some of the tokens: [1, N, D].
-        entering: the S layers of which [B, Q, S D] comes out, side by side; None
-            without any. The number of
-        layers stands for what leaves the last one.
-        """
+        packed computes some of the tokens: [1, N, D]. entering: the S layers of which
+        [B, Q, S D] comes out, side by side; None without any. The number of layers
+        stands for what leaves the last one."""
         c = self.config
         cos_sin = rotation(c, positions, self.dtype)
         if packed is not None:
-            x, cos_sin = packed.pack(x), jax.tree.map(packed.pack, cos_sin)
+            x = packed.pack(x)
+            cos_sin = jax.tree.map(packed.pack, cos_sin)
         slots = [None] * c.depth if cache is None else list(zip(*cache))
-        before, places = [], positions if places is None else places
+        before = []
+        places = positions if places is None else places
         for i, layer in enumerate(self.layers):
             before.append(x)
             x, slots[i] = layer(x, cos_sin, visible, places, slots[i], packed)
@@ -318,9 +316,8 @@ class LM:
         - 1 are padding: nothing is stored, and the logits there are finite and
         meaningless. Without the causal mask every slot is seen. mask [B, max_len]
         (bool) hides slots on top of that. rows [B, R] are indices into Q: logits [B, R,
-        V] of those alone.
-        entering: layers; what enters them, [B, Q, S D], is returned as a third.
-        """
+        V] of those alone. entering: layers; what enters them, [B, Q, S D], is returned
+        as a third."""
 
         def run(params, tokens, positions, cache, mask):
             visible = None

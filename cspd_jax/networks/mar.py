@@ -31,7 +31,8 @@ class Backbone(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        c, dtype = self.config, self.dtype
+        c = self.config
+        dtype = self.dtype
         normal = nn.initializers.normal(0.02)
         self.class_emb = nn.Embed(
             c.num_classes, c.encoder_width, embedding_init=normal, name="class_emb"
@@ -77,7 +78,8 @@ class Backbone(nn.Module):
         class_embedding [B, De] -> [B, buffer + bucket, De]. Rows from buffer + n_known
         on are meaningless.
         """
-        buffer, bucket = self.config.buffer_size, reveal.shape[1]
+        buffer = self.config.buffer_size
+        bucket = reveal.shape[1]
         # Hidden keys get weight 0, but 0 times NaN is NaN: the content of unknown slots
         # must not matter.
         tokens = jnp.where(

@@ -63,10 +63,8 @@ class Backbone(nn.Module):
         image = take_rows(tokens, jnp.maximum(elements - last - 1, 0)).astype(
             self.dtype
         )
-        of_text, of_image = (
-            self.lm.embedded(jnp.maximum(ids, 0)),
-            self.image_in_projector(image),
-        )
+        of_text = self.lm.embedded(jnp.maximum(ids, 0))
+        of_image = self.image_in_projector(image)
         return jnp.where((elements <= last)[:, :, None], of_text, of_image)
 
     def __call__(
@@ -116,7 +114,8 @@ def full_forward(
 
     params: the backbone's.
     """
-    batch, last = len(tokens), prompt.shape[1] - 1
+    batch = len(tokens)
+    last = prompt.shape[1] - 1
     rows = jnp.broadcast_to(jnp.arange(config.seq_len), (batch, config.seq_len))
     elements = jnp.broadcast_to(
         jnp.arange(last + config.seq_len), (batch, last + config.seq_len)
@@ -131,7 +130,8 @@ def full_forward(
 
 def init_params(config: NextStepConfig, key: Array) -> dict:
     """Makes fresh parameters {"backbone": ..., "head": ...}."""
-    token, start = jnp.zeros((1, 1, config.token_dim)), jnp.zeros((1, 1), int)
+    token = jnp.zeros((1, 1, config.token_dim))
+    start = jnp.zeros((1, 1), int)
 
     def touch_everything(module: Backbone):
         hidden, _ = module(token, start, start, None)
@@ -184,7 +184,8 @@ class NextStepModel(TwoPartModel):
     def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
         """Makes a cache with the prompt in it, but for its last id, which is read with
         the first token."""
-        batch, last = class_embedding.shape[0], class_embedding.shape[1] - 1
+        batch = class_embedding.shape[0]
+        last = class_embedding.shape[1] - 1
         cache = LM(self.config.lm, self.dtype).empty_cache(batch, last + self.seq_len)
         if not last:
             return cache

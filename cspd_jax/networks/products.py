@@ -102,7 +102,8 @@ class Dense(nn.Module):
         kernel = self.param(
             "kernel", self.kernel_init, shape[::-1] if turned else shape, jnp.float32
         )
-        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        x = x.astype(self.dtype)
+        kernel = kernel.astype(self.dtype)
         y = product(x, kernel) if turned else jnp.matmul(x, kernel)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, shape[1:], jnp.float32)

@@ -51,7 +51,8 @@ class Quantised:
 
     def expand(self, dtype: Any = jnp.float32) -> Array:
         """Returns the matrix itself."""
-        codes, members = self.codes, self.axis + 1
+        codes = self.codes
+        members = self.axis + 1
         if self.bits == 4:
             codes = jnp.concatenate(
                 [(codes << 4) >> 4, codes >> 4], axis=members
@@ -83,7 +84,8 @@ def quantise(params: Any, bits: int, group: int = 32) -> Any:
 
 @functools.partial(jax.jit, static_argnames=("axis", "bits", "group"))
 def quantise_matrix(matrix: Array, axis: int, bits: int, group: int) -> Quantised:
-    size, most = matrix.shape[axis], 2 ** (bits - 1) - 1
+    size = matrix.shape[axis]
+    most = 2 ** (bits - 1) - 1
     fill = [(0, 0)] * matrix.ndim
     fill[axis] = (0, -size % group)
     filled = jnp.pad(jnp.asarray(matrix, jnp.float32), fill)

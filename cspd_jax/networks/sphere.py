@@ -30,7 +30,9 @@ class Backbone(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        c, dtype, normal = self.config, self.dtype, nn.initializers.normal(0.02)
+        c = self.config
+        dtype = self.dtype
+        normal = nn.initializers.normal(0.02)
         self.cls_embedding = nn.Embed(
             c.num_classes + 1, c.class_tokens * c.width, embedding_init=normal
         )
@@ -114,10 +116,8 @@ def full_forward(
     def counted(count: int) -> Array:
         return jnp.broadcast_to(jnp.arange(count), (len(tokens), count))
 
-    elements, rows = (
-        counted(config.class_tokens + config.seq_len - 1),
-        counted(config.seq_len),
-    )
+    elements = counted(config.class_tokens + config.seq_len - 1)
+    rows = counted(config.seq_len)
 
     def forward(module: Backbone):
         x, _ = module(tokens, class_embedding, elements, None)

@@ -44,7 +44,8 @@ def rotate_pairs(x: Array, cos: Array, sin: Array) -> Array:
     """Rotates adjacent pairs of x [B, Q, H, Dh]; cos and sin are [Q, Dh / 2] or [B, Q,
     Dh / 2]."""
     cos, sin = (jnp.asarray(part)[..., None, :] for part in (cos, sin))
-    a, b = x[..., 0::2], x[..., 1::2]
+    a = x[..., 0::2]
+    b = x[..., 1::2]
     return (
         jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
         .reshape(x.shape)
@@ -102,7 +103,8 @@ class Attention(nn.Module):
             batch, length, 3, self.heads, -1
         )
         q, k, v = (qkv[:, :, i] for i in range(3))
-        q, k = rotate_pairs(q, *cos_sin), rotate_pairs(k, *cos_sin)
+        q = rotate_pairs(q, *cos_sin)
+        k = rotate_pairs(k, *cos_sin)
         if slots is None:
             out = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible)
         else:

@@ -128,7 +128,8 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        c, dtype = self.config, self.dtype
+        c = self.config
+        dtype = self.dtype
         x = conv(c.channels[0], 3, "conv_in", dtype)(x)
         for i, features in enumerate(c.channels[1:]):
             x = Halve(features, dtype, name=f"patchify_{i}")(x)
@@ -147,7 +148,8 @@ class Decoder(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        c, dtype = self.config, self.dtype
+        c = self.config
+        dtype = self.dtype
         n, length, width = x.shape
         grid = math.isqrt(length)
         x = conv(width, 3, "conv_in", dtype)(x.reshape(n, grid, grid, width))
@@ -193,7 +195,8 @@ class SphereVAE(nn.Module):
 def posterior(moments: Array) -> Posterior:
     """Reads moments [N, L, latent_dim + 1] as a Posterior, in at least float32."""
     moments = at_least_float32(moments)
-    mu, kappa = moments[..., :-1], jax.nn.softplus(moments[..., -1]) + 1
+    mu = moments[..., :-1]
+    kappa = jax.nn.softplus(moments[..., -1]) + 1
     length = jnp.linalg.norm(mu, axis=-1, keepdims=True)
     return Posterior(mu / jnp.maximum(length, _LEAST_NORM), kappa)
 
@@ -230,7 +233,8 @@ def sample(
         noise = jax.random.normal(across, (*mu.shape[:-1], mu.shape[-1] - 1), mu.dtype)
         draws = beta_draw, noise
     assert draws is not None
-    first, noise = 2 * draws[0][..., None] - 1, draws[1]
+    first = 2 * draws[0][..., None] - 1
+    noise = draws[1]
     tangent = noise / jnp.linalg.norm(noise, axis=-1, keepdims=True)
     y = jnp.concatenate(
         [first, jnp.sqrt(jnp.maximum(1 - first * first, 0)) * tangent], axis=-1
@@ -258,7 +262,8 @@ def decode(config: SphereVAEConfig, params, tokens: Array, dtype=jnp.float32) ->
 
 def kl_divergence(posterior: Posterior) -> Array:
     """Returns KL(posterior || uniform on the sphere) of each token, [N, L]."""
-    kappa, dim = posterior.kappa, posterior.mu.shape[-1]
+    kappa = posterior.kappa
+    dim = posterior.mu.shape[-1]
     beta = (dim - 1) / 2
     alpha = kappa + beta
     constant = (

@@ -22,7 +22,8 @@ def fresh_params(
     """Makes parameters {"backbone": ..., "head": ...}. read: a method that touches all
     of the backbone."""
     backbone_key, head_key = jax.random.split(key)
-    x, z = jnp.zeros((1, config.token_dim)), jnp.zeros((1, config.context_width))
+    x = jnp.zeros((1, config.token_dim))
+    z = jnp.zeros((1, config.context_width))
     return {
         "backbone": backbone.init(backbone_key, method=read)["params"],
         "head": head.init(head_key, x, jnp.zeros(1), z)["params"],

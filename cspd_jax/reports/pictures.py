@@ -10,13 +10,12 @@ from PIL import Image, ImageDraw
 
 _CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
-_TEXT, _LETTER = 14, 6  # height of a caption, and about the width of a letter
+_TEXT = 14  # height of a caption
+_LETTER = 6  # about the width of a letter
 _INK = (40, 40, 40)
 _MAPS = 11  # images of which each has a map
-_LIGHT, _DARK = (
-    np.array([214, 226, 240]),
-    np.array([27, 58, 102]),
-)  # nothing accepted, all accepted
+_LIGHT = np.array([214, 226, 240])  # nothing accepted
+_DARK = np.array([27, 58, 102])  # all accepted
 
 
 def picture(
@@ -32,16 +31,15 @@ def picture(
     count, height, width, _ = images.shape
     columns = min(columns or math.ceil(math.sqrt(count)), count)
     zoom = max(1, round(_CELL / max(height, width)))
-    step_x, step_y = (
-        width * zoom + _GAP,
-        height * zoom + _GAP + (0 if labels is None else _TEXT),
-    )
+    step_x = width * zoom + _GAP
+    step_y = height * zoom + _GAP + (0 if labels is None else _TEXT)
     page = Image.new(
         "RGB", (columns * step_x + _GAP, -(-count // columns) * step_y + _GAP), "white"
     )
     draw = ImageDraw.Draw(page)
     for i, image in enumerate(np.broadcast_to(images, (*images.shape[:3], 3))):
-        x, y = _GAP + i % columns * step_x, _GAP + i // columns * step_y
+        x = _GAP + i % columns * step_x
+        y = _GAP + i // columns * step_y
         large = image.repeat(zoom, axis=0).repeat(zoom, axis=1)
         page.paste(Image.fromarray(large), (x, y))
         if labels is not None:
@@ -59,10 +57,8 @@ def titled(
     pages: Sequence[tuple[str, Image.Image]], across: bool = False
 ) -> Image.Image:
     """Puts pages, each (title, page), one below the other, or side by side."""
-    wide, high = (
-        [page.width for _, page in pages],
-        [page.height + _TEXT + _GAP for _, page in pages],
-    )
+    wide = [page.width for _, page in pages]
+    high = [page.height + _TEXT + _GAP for _, page in pages]
     size = (sum(wide), max(high)) if across else (max(wide), sum(high))
     whole = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(whole)

@@ -66,7 +66,8 @@ def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
 
 def in_words(beside: Mapping[str, Any]) -> str:
     """Says what `beside` found."""
-    calls, faster = beside["fewer_sequential_calls"], beside["faster"]
+    calls = beside["fewer_sequential_calls"]
+    faster = beside["faster"]
     speed = (
         f"{faster:.1f} times faster"
         if faster >= 1

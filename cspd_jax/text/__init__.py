@@ -5,8 +5,8 @@ advance independently.
 round; `fastest` measures whether drafting pays here. All of them take (key, model,
 prompts, drafter, options):
 
-    tokens, info = text.generate(None, target, prompts, draft, text.Options(gamma=3,
-    max_new_tokens=64))
+    options = text.Options(gamma=3, max_new_tokens=64)
+    tokens, info = text.generate(None, target, prompts, draft, options)
 
 A drafter is any object with the two functions of `Drafter`. A round is made of pure
 functions that can be combined in other ways: `generation.prepare` makes the `Inputs` of

@@ -291,7 +291,8 @@ def _add_draft(
     logits, own = among_known(logits, ids, request.num_ids)
     log_q = progress.log_q
     if request.sampling.greedy:
-        drawn, log_p = jnp.argmax(logits, axis=-1).astype(jnp.int32), logits
+        drawn = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        log_p = logits
     else:
         assert request.keys is not None
         log_p = log_probs(logits, request.sampling)

@@ -126,10 +126,8 @@ def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
 
 def _shown(inputs: Inputs) -> Generated:
     """Does what `run` does, with a bar."""
-    state, wanted = (
-        _begin(inputs),
-        jnp.maximum(inputs.limit - inputs.prompts.lengths, 0),
-    )
+    state = _begin(inputs)
+    wanted = jnp.maximum(inputs.limit - inputs.prompts.lengths, 0)
     with Bar(total=int(wanted.sum()), desc=f"{len(wanted)} texts", unit="token") as bar:
         while not np.all(state.done):
             state = _advance(inputs, state._replace(cache=None), state.cache)
@@ -170,7 +168,8 @@ def prepare(
         raise UserError(
             "the model is not causal; use cspd_jax.masked for a masked-diffusion model"
         )
-    prompts, new = as_prompts(prompts), concrete(options.max_new_tokens)
+    prompts = as_prompts(prompts)
+    new = concrete(options.max_new_tokens)
     check_prompts(target.config, prompts, 0 if new is None else int(np.max(new)))
     batch, longest = np.shape(prompts.tokens)
     max_len = (
@@ -195,18 +194,18 @@ def prepare(
             if options.max_gamma is None
             else options.max_gamma
         )
-        gamma, max_gamma = options.gamma, min(most, max(1, room - 1))
+        gamma = options.gamma
+        max_gamma = min(most, max(1, room - 1))
     keys, sampling = _sampling(key, batch, options)
-    draft_cost, confidence = options.draft_cost, options.confidence
+    draft_cost = options.draft_cost
+    confidence = options.confidence
     if drafting is None or max_gamma == 0:  # plain decoding
-        drafting, drafter_params, rule, gamma, draft_cost, confidence = (
-            None,
-            None,
-            "match",
-            0,
-            None,
-            None,
-        )
+        drafting = None
+        drafter_params = None
+        rule = "match"
+        gamma = 0
+        draft_cost = None
+        confidence = None
     else:
         rule = _rule(options, tree)
         rule = "match" if sampling.greedy else rule  # all rules are the same then

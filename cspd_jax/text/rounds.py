@@ -48,7 +48,8 @@ NONE, PLAIN, ACCEPTED, CORRECTED, BONUS = range(5)
 
 # The acceptance that a row starts from, before it has tests of its own: this many
 # accepted of this many.
-_PRIOR_ACCEPTED, _PRIOR_TESTED = 4.0, 5.0
+_PRIOR_ACCEPTED = 4.0
+_PRIOR_TESTED = 5.0
 _FEWEST_TOKENS = (
     4  # of a packed pass; fewer take as long on a CPU, eight a fifth longer
 )
@@ -156,11 +157,14 @@ class TextState(NamedTuple):
 def begin(inputs: Inputs, spare: int = 0) -> TextState:
     """Returns the state before the first round, when the prompts have been read. The
     target's cache has `spare` slots more than a row has tokens."""
-    prompts, max_len = inputs.prompts, inputs.max_len
+    prompts = inputs.prompts
+    max_len = inputs.max_len
     batch, longest = prompts.tokens.shape
     known = jnp.where(jnp.arange(longest) < prompts.lengths[:, None], prompts.tokens, 0)
     prompts = prompts._replace(tokens=known)
-    target, entering, drafter = inputs.target, inputs.entering, inputs.drafter
+    target = inputs.target
+    entering = inputs.entering
+    drafter = inputs.drafter
     cache, states = read_prompts(
         target, inputs.params, prompts, max_len + spare, entering
     )
@@ -188,7 +192,8 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
 def nothing(inputs: Inputs) -> RoundInfo:
     """Returns what happened in no rounds."""
     batch = len(inputs.limit)
-    by_row, zero = jnp.zeros(batch, jnp.int32), jnp.int32(0)
+    by_row = jnp.zeros(batch, jnp.int32)
+    zero = jnp.int32(0)
     by_position = jnp.zeros((batch, inputs.max_gamma), jnp.int32)
     calls = {"target": Calls(zero, zero), "draft": Calls(zero, zero)}
     return RoundInfo(by_row, by_row, by_position, by_position, by_row, calls)
@@ -318,7 +323,8 @@ def target_pass(
     the smallest that is enough is run.
     """
     target: Any = inputs.target  # a PackingLanguageModel, if it packs
-    params, (batch, length) = inputs.params, tokens.shape
+    params = inputs.params
+    (batch, length) = tokens.shape
     telling: dict[str, Any] = {"entering": inputs.entering} if inputs.entering else {}
 
     def whole(cache):
@@ -389,7 +395,8 @@ def commit(
     """Makes every row longer by its accepted drafts and one token, or up to the first
     stop id or `NO_TOKEN` among them."""
     batch, max_len = state.tokens.shape
-    tau, count = verdict.tau[:, None], drafts.count[:, None]
+    tau = verdict.tau[:, None]
+    count = drafts.count[:, None]
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
     tokens = jnp.where(
         index < tau, jnp.pad(drafts.tokens, ((0, 0), (0, 1))), verdict.token[:, None]

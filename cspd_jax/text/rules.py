@@ -46,7 +46,8 @@ class Verdict(NamedTuple):
 def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
     """Rejects a draft if r > p / q, and replaces the first rejected one by a draw from
     (p - q)_+."""
-    gamma, num_ids = drafts.tokens.shape[1], log_p.shape[-1]
+    gamma = drafts.tokens.shape[1]
+    num_ids = log_p.shape[-1]
     of_drafts = drafts.tokens[:, :, None]
     p = jnp.take_along_axis(log_p[:, :gamma], of_drafts, axis=2)[..., 0]
     q = jnp.zeros_like(p)

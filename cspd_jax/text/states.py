@@ -108,10 +108,8 @@ class HeadDrafter:
         """Returns the head's states at the last `count` places of the texts, and the
         cache with them."""
         assert request.states is not None
-        texts, first = (
-            Prompts(request.tokens, request.length),
-            request.length - 1 - count,
-        )
+        texts = Prompts(request.tokens, request.length)
+        first = request.length - 1 - count
         return self._see(params, cache, texts, first, count, request.states)
 
     def _see(

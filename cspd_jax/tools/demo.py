@@ -70,7 +70,8 @@ def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
     while not all(side.complete for side in sides):
         for i, side in enumerate(sides):
             if not side.complete:
-                compiled, start = compile_seconds(), time.perf_counter()
+                compiled = compile_seconds()
+                start = time.perf_counter()
                 made = jax.block_until_ready(next(streams[i], None))
                 took = time.perf_counter() - start - (compile_seconds() - compiled)
                 ended = side._replace(
@@ -105,9 +106,12 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
     import jax.numpy as jnp
     import numpy as np
 
-    keys, model, label = cspd_jax.row_keys(key, 1), models.image, wanted
+    keys = cspd_jax.row_keys(key, 1)
+    model = models.image
+    label = wanted
     if isinstance(model.config, NextStepConfig):
-        model, label = cspd_jax.image.prompts.ask(model, [wanted]), 0
+        model = cspd_jax.image.prompts.ask(model, [wanted])
+        label = 0
     streams = []  # the steps of `image.stream`, with what they count
     for way, denoise in ((cspd_jax.Plain(), "plain"), image_methods(model)[method]):
         asked = cspd_jax.Options(**{**model.sampling, "cfg": cfg, "denoise": denoise})
@@ -117,7 +121,8 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
         )
 
     def show(side: Side) -> tuple[Any, str]:
-        (known, out), content = side.made, None
+        (known, out) = side.made
+        content = None
         counts = f"{np.mean(known):.0f} of {model.network.seq_len} tokens"
         if side.complete:
             calls = [made.sequential for made in out.counts.target[:2]]
@@ -140,7 +145,8 @@ def make_text(
     from."""
     from cspd_jax.tokenizers import pieces
 
-    tokenizer, streams = models.reads[0], []
+    tokenizer = models.reads[0]
+    streams = []
     ids = tokenizer.encode(prompt)
     for drafter, rule in ((None, None), (models.drafter, RULES[method])):
         options = cspd_jax.text.Options(
@@ -170,13 +176,16 @@ def make_masked(
 ) -> Shown:
     """Fills places after a prompt, step by step and by self-speculation; free ones are
     dots."""
-    masked, model, tokenizer = cspd_jax.masked, models.masked, models.reads[1]
+    masked = cspd_jax.masked
+    model = models.masked
+    tokenizer = models.reads[1]
     asked = key, model, [tokenizer.encode(prompt)]
     options = masked.Options(max_new_tokens=int(new), temperature=temperature)
     ways: tuple[Any, ...] = masked.Stepwise(), masked.SelfSpeculation(MOVES[method])
 
     def show(side: Side) -> tuple[Any, str]:
-        free, ids = model.config.mask_ids[0], side.made.tokens[0].tolist()
+        free = model.config.mask_ids[0]
+        ids = side.made.tokens[0].tolist()
         parts = (
             (is_free, list(group))
             for is_free, group in itertools.groupby(ids, lambda i: i == free)
@@ -231,18 +240,14 @@ def make_page(models: Models) -> Any:
         """Adds the fields of a family, its buttons, and the places for what is made."""
         with gr.Tab(name):
             with gr.Row():
-                own, method = (
-                    fields(),
-                    gr.Dropdown(list(methods), label="Exact method, beside plain"),
-                )
+                own = fields()
+                method = gr.Dropdown(list(methods), label="Exact method, beside plain")
                 seed = gr.Number(
                     0, label="Seed", precision=0, minimum=0, maximum=2**32 - 1
                 )
             with gr.Row():
-                start, stop = (
-                    gr.Button("Generate", variant="primary"),
-                    gr.Button("Stop"),
-                )
+                start = gr.Button("Generate", variant="primary")
+                stop = gr.Button("Stop")
             shown = []
             with gr.Row():
                 for side in ("Plain", "Exact"):
@@ -293,10 +298,8 @@ def load(args: argparse.Namespace) -> Models:
     from cspd_jax import hub, tokenizers
     from cspd_jax.cli.text import default_draft, load_drafter
 
-    image, target = (
-        cspd_jax.load(args.target, of=ImageModel),
-        cspd_jax.load(args.text_target, of=TextModel),
-    )
+    image = cspd_jax.load(args.target, of=ImageModel)
+    target = cspd_jax.load(args.text_target, of=TextModel)
     masked = cspd_jax.load(args.masked_model, of=TextModel)
     vae = (
         args.vae

@@ -136,7 +136,8 @@ def _make(
 ) -> dict[str, Any]:
     """Makes the arrays of the shard that begins with image `first`. The last batch is
     filled up by its last image, which is dropped."""
-    model, labels = request.model, np.asarray(request.labels, np.int32)
+    model = request.model
+    labels = np.asarray(request.labels, np.int32)
     index = np.minimum(first + np.arange(batch), len(labels) - 1)
     keys = row_keys(request.key, batch, first)[index - first]
     options = of_images(request.options, index)
@@ -213,12 +214,11 @@ def _begin(folder: Path, manifest: dict[str, Any]) -> None:
 def finish(folder: Path, npz: Path | None = None) -> dict[str, Any]:
     """Writes the file that is asked for, if all shards are there; returns the manifest
     with what is known now."""
-    report, there = (
-        json.loads((folder / MANIFEST).read_text()),
-        list(read(folder, "finite", "truncated")),
-    )
+    report = json.loads((folder / MANIFEST).read_text())
+    there = list(read(folder, "finite", "truncated"))
     gathered = lambda name: np.concatenate([[], *(shard[name] for shard in there)])
-    finite, truncated = gathered("finite"), gathered("truncated")
+    finite = gathered("finite")
+    truncated = gathered("truncated")
     exactness = judged(
         Exactness(report["lossless"], report["why"]), int(truncated.sum())
     )

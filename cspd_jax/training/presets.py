@@ -237,10 +237,8 @@ def of_folder(root: str) -> TrainConfig:
     64 x 64, in at most 64 tokens."""
     names, files = list_images(root)
     with Image.open(files[0][0]) as first:
-        side, channels = (
-            min(*first.size, _MOST_SIDE),
-            1 if first.mode in ("1", "L", "I;16") else 3,
-        )
+        side = min(*first.size, _MOST_SIDE)
+        channels = 1 if first.mode in ("1", "L", "I;16") else 3
     patch = 4 if side < 36 else 8
     grid = side // patch
     sizes = {"seq_len": grid**2, "token_dim": patch**2 * channels, "patch_size": patch}

@@ -40,7 +40,8 @@ from cspd_jax.training.run import (
 from cspd_jax.training.text import objective, rows, states
 
 Array = jax.Array
-_HELD_OUT_ONE_IN, _MEASURED = 16, 64  # prompts
+_HELD_OUT_ONE_IN = 16  # prompts
+_MEASURED = 64  # prompts
 _LEARNING: dict[type, Any] = {MARConfig: mar, SphereConfig: flow, LMConfig: objective}
 
 
@@ -106,17 +107,13 @@ def finished(
     the report."""
     extra: dict[str, Any] = {"training": to_json(config)}
     if isinstance(config.model, LMConfig):
-        kind, extra["corpus"] = (
-            "lm",
-            {"corpus": CORPUS, "python": platform.python_version()},
-        )
+        kind = "lm"
+        extra["corpus"] = {"corpus": CORPUS, "python": platform.python_version()}
     elif isinstance(config, HeadTrainConfig):
         kind = "eagle"
     else:
-        kind, extra["class_names"] = (
-            kind_name(config.model),
-            list(config.data.class_names),
-        )
+        kind = kind_name(config.model)
+        extra["class_names"] = list(config.data.class_names)
     path = out / "model"
     if jax.process_index() == 0 and not path.exists():
         weights.save(
@@ -166,17 +163,16 @@ def distill_head(
     ids: how many of the target's ids the head has, the answers' most frequent ones.
     """
     model = hub.load(target, of=TextModel)
-    layers, known = model.config, model.config.known_ids
+    layers = model.config
+    known = model.config.known_ids
     config = dataclasses.replace(
         config, model=states.head_config(layers, min(ids, known))
     )
     questions = prompt_ids(model, read_lines(prompts))
     begin(out, config, target=target, prompts=str(prompts), samples=samples)
-    pair, entering, length = (
-        (model.network, model.params),
-        config.model.entering,
-        config.data.length,
-    )
+    pair = (model.network, model.params)
+    entering = config.model.entering
+    length = config.data.length
     asked = [
         prompt for number, prompt in enumerate(questions) if number % _HELD_OUT_ONE_IN
     ]
@@ -298,7 +294,8 @@ def check_pair(draft: Any, target: Any) -> None:
             "a draft of a causal image model is trained on the data, by cspd-jax train"
         )
     for name in _SHARED[type(draft)]:
-        have, want = getattr(draft, name), getattr(target, name, None)
+        have = getattr(draft, name)
+        want = getattr(target, name, None)
         if have != want:
             raise UserError(
                 f"the draft's {name} is {have}, the target's is {want}; they must be"
@@ -308,7 +305,8 @@ def check_pair(draft: Any, target: Any) -> None:
 
 def check_fit(config: RunConfig) -> None:
     """Raises UserError unless the model fits the data."""
-    model, data = config.model, config.data
+    model = config.model
+    data = config.data
     tokens = patchify(np.zeros((1, *data.shape)), model.patch_size)
     found = (*tokens.shape[1:], len(data.class_names))
     wanted = model.seq_len, model.token_dim, model.num_classes

@@ -31,7 +31,12 @@ from cspd_jax.parallel import DATA, first_alone, make_mesh, place, put
 from cspd_jax.training.config import RunConfig, to_json
 
 Array = jax.Array
-INIT, STEP, MASK, SAMPLES, MEASURE = 0, 1, 2, 4, 5  # what the seed of a run is used for
+# What the seed of a run is used for.
+INIT = 0
+STEP = 1
+MASK = 2
+SAMPLES = 4
+MEASURE = 5
 _FINAL_RATE = 0.02  # of the highest learning rate
 _SECONDS = 30.0  # between two states of the bar where it is no terminal's
 
@@ -213,7 +218,8 @@ def run(
             state = TrainState(
                 **manager.restore(step, args=ocp.args.StandardRestore(like))
             )
-        log, batch = Log(out, config, step), learning.batch(step)
+        log = Log(out, config, step)
+        batch = learning.batch(step)
         while step < config.steps and not signals:
             state, loss = learning.step(step, state, spread(batch))
             state = jax.device_put(state, placed)
@@ -267,11 +273,9 @@ class Log:
     last checkpoint, are removed."""
 
     def __init__(self, out: pathlib.Path, config: RunConfig, step: int):
-        self._path, self._config, self._pending = (
-            out / "metrics.jsonl",
-            config,
-            list[Array](),
-        )
+        self._path = out / "metrics.jsonl"
+        self._config = config
+        self._pending = list[Array]()
         self._first = jax.process_index() == 0
         if self._first:
             lines = (

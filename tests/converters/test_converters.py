@@ -134,7 +134,8 @@ def test_safetensors(tmp_path, name, options, dtype):
     assert config == make_config(
         original, Options(options.heads, steps="100") if options.heads else options
     )
-    ours, theirs = convert(source, config), convert(original, config)
+    ours = convert(source, config)
+    theirs = convert(original, config)
     jax.tree.map(
         lambda a, b: chex.assert_trees_all_equal(a, b.astype(dtype).astype(np.float32)),
         ours,

@@ -34,19 +34,19 @@ def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
     own."""
     assert main(["convert", str(folder / name), str(tmp_path / "head")]) == 0
     capsys.readouterr()
-    head, recorded = (
-        cspd_jax.load(tmp_path / "head"),
-        np.load(folder / name / "recorded.npz"),
-    )
+    head = cspd_jax.load(tmp_path / "head")
+    recorded = np.load(folder / name / "recorded.npz")
     assert head.network.config.entering == ENTERING[name]
     chex.assert_trees_all_equal(head.params["ids"], recorded["ids"])
     params = {"embedding": recorded["table"], **head.params}
-    tokens, drafted = recorded["tokens"], recorded["drafted"]
+    tokens = recorded["tokens"]
+    drafted = recorded["drafted"]
     count = len(tokens) - 1
 
     @jax.jit
     def logits():
-        net, found = head.network, []
+        net = head.network
+        found = []
         cache = net.empty_cache(1, count + len(drafted))
         state = net.joined(params, recorded["states"][None])
         state, cache = net.apply(

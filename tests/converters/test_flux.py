@@ -102,7 +102,8 @@ def test_a_prompt_becomes_a_picture(folder, tmp_path, converted):
     assert main(["generate", "--target", str(folder), *ASKED, "--out", str(out)]) == 0
     assert Image.open(out / "samples.png").size[0] > 48
     with np.load(out / "samples.npz") as file:
-        images, tokens = file["arr_0"], file["tokens"]
+        images = file["arr_0"]
+        tokens = file["tokens"]
     assert images.shape == (1, 32, 48, 3)
     vae = cspd_jax.load(folder / "vae")
     latents = pixels.unpatchify(tokens, 2, 2) / np.float32(

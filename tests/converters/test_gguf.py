@@ -40,7 +40,8 @@ def read(path):
 @pytest.mark.parametrize("storage", ["F16", "Q8_0"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_numbers_of_the_hugging_face_folder(tmp_path, family, storage):
-    config, own = CONFIGS[family], gguf_file.weights(CONFIGS[family])
+    config = CONFIGS[family]
+    own = gguf_file.weights(CONFIGS[family])
     file = gguf_file.write(tmp_path / "x.gguf", config, own, storage)
     if (
         storage == "Q8_0"

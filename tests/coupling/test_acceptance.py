@@ -18,7 +18,8 @@ from cspd_jax.coupling.acceptance import (
 )
 from cspd_jax.coupling.residual import _normal
 
-INF, NAN = np.inf, np.nan
+INF = np.inf
+NAN = np.nan
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

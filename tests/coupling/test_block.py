@@ -19,8 +19,11 @@ from cspd_jax.coupling.block import verify_gaussian_block
 from cspd_jax.coupling.residual import log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian
 
-LANES, M, D = 12_000, 3, 2
-P_VAR, Q_VAR = np.array([0.5, 0.9]), np.array([0.7, 0.8])
+LANES = 12_000
+M = 3
+D = 2
+P_VAR = np.array([0.5, 0.9])
+Q_VAR = np.array([0.7, 0.8])
 
 
 def p_of(x):
@@ -49,11 +52,13 @@ def sampled(count=M):
         for i in range(M):
             drafted.append(step(q_of, drafted[-1], noise[i]))
         drafted = jnp.stack(drafted)
-        p, q = p_of(drafted[:-1]), q_of(drafted[:-1])
+        p = p_of(drafted[:-1])
+        q = q_of(drafted[:-1])
         verified = verify_gaussian_block(
             for_block, p, q, drafted[1:], jnp.arange(M) < count
         )
-        kept, x = jnp.minimum(verified.kept, count), drafted
+        kept = jnp.minimum(verified.kept, count)
+        x = drafted
         for i in range(1, M + 1):
             fresh = jnp.where(
                 (i == kept + 1) & (kept < count),
@@ -61,7 +66,8 @@ def sampled(count=M):
                 step(p_of, x[i - 1], noise[-i]),
             )
             x = x.at[i].set(jnp.where(i <= kept, drafted[i], fresh))
-        ratios, log_pi = log_ratio(p, q, drafted[1:])[:count], [0.0]
+        ratios = log_ratio(p, q, drafted[1:])[:count]
+        log_pi = [0.0]
         for ratio in ratios:
             log_pi.append(jnp.minimum(0.0, log_pi[-1] + ratio))
         return (
@@ -120,7 +126,8 @@ def law_of_fair_coins(together=None):
 def law_of_trials(together=None):
     """pi is 1/2 after each of three drafts. The coins after one and two of them have
     the same p and q, whose proposals are taken now and then, and fall independently."""
-    mean, variance = 1.5, 2.0
+    mean = 1.5
+    variance = 2.0
     density = lambda x, mean, var: (
         np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
     )
@@ -237,13 +244,15 @@ verify = jax.jit(verify_gaussian_block, static_argnames="max_trials")
 def test_what_is_not_there_counts_as_kept():
     """Rows of a block without a draft, with laws of any kind: they decide nothing."""
     far = Gaussian(jnp.array([[0.0], [50.0], [0.0], [jnp.nan]]), jnp.zeros((4, 1)))
-    near, drafts = Gaussian(jnp.zeros((4, 1)), jnp.zeros((4, 1))), jnp.zeros((4, 1))
+    near = Gaussian(jnp.zeros((4, 1)), jnp.zeros((4, 1)))
+    drafts = jnp.zeros((4, 1))
     there = jnp.array([True, False, True, False])
     verified = verify(jax.random.key(0), far, near, drafts, there)
     assert int(verified.kept) == 4 and int(verified.trips) == 0
     verified = verify(jax.random.key(0), far, near, drafts, there.at[1].set(True))
     assert int(verified.kept) == 1 and abs(verified.value - 50) < 6
-    q, drafts = near._replace(mean=near.mean.at[0].set(HALF)), drafts.at[0].set(HALF)
+    q = near._replace(mean=near.mean.at[0].set(HALF))
+    drafts = drafts.at[0].set(HALF)
     keys = jax.random.split(jax.random.key(1), 64)
     kept = jax.jit(
         jax.vmap(lambda key: verify_gaussian_block(key, far, q, drafts, there).kept)

@@ -21,7 +21,8 @@ from cspd_jax.coupling.categorical import (
 
 LANES = 50_000
 # The worked example of the literature: sleeping, eating, running.
-DRAFT, TARGET = np.array([0.7, 0.2, 0.1]), np.array([0.4, 0.4, 0.2])
+DRAFT = np.array([0.7, 0.2, 0.1])
+TARGET = np.array([0.4, 0.4, 0.2])
 
 
 def logs(p):
@@ -48,9 +49,8 @@ def fits(values, p):
 
 def test_the_worked_example():
     """Acceptance .4 / .7 for sleeping, residual (0, 2/3, 1/3), output distribution =
-    target; N = 50 000.
-    Controls: a fresh draw from the target after a rejection, p and q swapped, half the
-        logarithm."""
+    target; N = 50 000. Controls: a fresh draw from the target after a rejection, p and
+    q swapped, half the logarithm."""
     residual = residual_logits(logs(TARGET), logs(DRAFT))
     chex.assert_trees_all_close(
         jax.nn.softmax(residual), np.array([0, 2 / 3, 1 / 3]), rtol=1e-5
@@ -111,7 +111,8 @@ def test_sixteen_bits_are_normalised_in_float32():
         jnp.asarray(np.log(random.dirichlet(np.full(1000, 0.5)) + 1e-9), jnp.bfloat16)
         for _ in range(2)
     )
-    keys, drafts = jax.random.split(jax.random.key(0), 1000), np.arange(1000)
+    keys = jax.random.split(jax.random.key(0), 1000)
+    drafts = np.arange(1000)
     found = couple(keys, log_p, log_p, drafts)
     assert found.accepted.all() and found.info.log_accept.dtype == jnp.float32
     assert not found.info.log_accept.any()
@@ -121,7 +122,9 @@ def test_sixteen_bits_are_normalised_in_float32():
     chex.assert_trees_all_close(np.exp(log_a), np.minimum(1, ratio), rtol=1e-4)
 
 
-V, GAMMA, TABLES = 3, 3, 12
+V = 3
+GAMMA = 3
+TABLES = 12
 DRAFTS = np.array(list(itertools.product(range(V), repeat=GAMMA)))
 
 

@@ -176,10 +176,8 @@ def test_close_gaussians_take_as_few_proposals(distance):
     direction = wave(16, 0) / np.linalg.norm(wave(16, 0))
     across = wave(16, 4) - (wave(16, 4) @ direction) * direction
     found = draw(p, gaussian(-distance * direction, 1.0))
-    value, of_line = (
-        np.asarray(found.value, float),
-        functools.partial(residual_cdf, distance),
-    )
+    value = np.asarray(found.value, float)
+    of_line = functools.partial(residual_cdf, distance)
     assert ks_p_value(value @ direction, of_line) > FALSE_ALARM
     assert ks_p_value(value @ across / np.linalg.norm(across), norm.cdf) > FALSE_ALARM
     assert not found.truncated.any() and found.trips.mean() < 5

@@ -42,9 +42,11 @@ def draws(q, k):
     After the last id of q, any id stands for a draft that is not there.
     """
     q = np.asarray(q, float)
-    drafts, chances = [], []
+    drafts = []
+    chances = []
     for ids in itertools.permutations(range(V), k):
-        chance, left = 1.0, q.copy()
+        chance = 1.0
+        left = q.copy()
         for i in ids:
             if left.sum() == 0:
                 chance *= i == min(set(range(V)) - set(ids[: ids.index(i)]))
@@ -91,7 +93,8 @@ def test_the_value_has_the_distribution_p(k):
 def by_hand(p, q, drafts, *, renormalised=True, removed=True, backwards=False):
     """The rule in numpy, right or nearly so: [k] acceptances and the last residual
     [V]."""
-    p, q = np.array(p, float), np.array(q, float)
+    p = np.array(p, float)
+    q = np.array(q, float)
     accept = np.zeros(len(drafts))
     for i in reversed(range(len(drafts))) if backwards else range(len(drafts)):
         x = drafts[i]
@@ -127,7 +130,8 @@ def test_almost_right_rules_are_refuted(variant):
         if (
             variant == "the last is tested first"
         ):  # `law` expects the order of the tests
-            drafts, accept = drafts[:, ::-1], accept[:, ::-1]
+            drafts = drafts[:, ::-1]
+            accept = accept[:, ::-1]
         error = max(error, np.abs(law(drafts, chances, accept, rest) - p).max())
     assert error < 1e-9 if variant is None else error > 0.01
 

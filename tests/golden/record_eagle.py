@@ -1,16 +1,14 @@
 """Records small EAGLE-3 heads in the forms in which they are published, and what
 PyTorch makes with them.
 
-    python tests/golden/record_eagle.py        # needs torch and transformers; writes
-    tests/golden/eagle.zip
+    # needs torch and transformers; writes tests/golden/eagle.zip
+    python tests/golden/record_eagle.py
 
 The layer is transformers' Llama layer as the published description changes it:
 `input_layernorm` of the embedding and `hidden_norm` of the state side by side into the
-attention, the state as the residual. Three
-heads: `research` (pytorch_model.bin, ids of its own), `specforge` (model.safetensors,
-    named layers, every id,
-an embedding of its own) and `speculators` (layers.0, sizes in an object, the normed
-state as the residual).
+attention, the state as the residual. Three heads: `research` (pytorch_model.bin, ids of
+its own), `specforge` (model.safetensors, named layers, every id, an embedding of its
+own) and `speculators` (layers.0, sizes in an object, the normed state as the residual).
 """
 
 from __future__ import annotations
@@ -30,7 +28,9 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-IDS, WIDTH, LENGTH = 40, 24, 9
+IDS = 40
+WIDTH = 24
+LENGTH = 9
 SIZES = {
     "model_type": "llama",
     "hidden_size": WIDTH,
@@ -85,25 +85,23 @@ class Head(torch.nn.Module):
         super().__init__()
         config = LlamaConfig(**SIZES, attn_implementation="eager")
         linear = lambda inside, outside: torch.nn.Linear(inside, outside, bias=False)
-        self.fc, self.lm_head = linear(3 * width, WIDTH), linear(WIDTH, own)
-        self.midlayer, self.norm = (
-            LlamaDecoderLayer(config, 0),
-            LlamaRMSNorm(WIDTH, 1e-5),
-        )
+        self.fc = linear(3 * width, WIDTH)
+        self.lm_head = linear(WIDTH, own)
+        self.midlayer = LlamaDecoderLayer(config, 0)
+        self.norm = LlamaRMSNorm(WIDTH, 1e-5)
         self.midlayer.hidden_norm = LlamaRMSNorm(WIDTH, 1e-5)
         for name, outside in (("q_proj", 24), ("k_proj", 12), ("v_proj", 12)):
             setattr(self.midlayer.self_attn, name, linear(2 * WIDTH, outside))
-        self.rotary, self.cache, self.normed = (
-            LlamaRotaryEmbedding(config),
-            DynamicCache(),
-            normed,
-        )
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.cache = DynamicCache()
+        self.normed = normed
 
     def forward(
         self, embedded: torch.Tensor, state: torch.Tensor, start: int
     ) -> torch.Tensor:
         """[Q, D] each -> the states after them [Q, D]."""
-        layer, at = self.midlayer, torch.arange(start, start + len(state))
+        layer = self.midlayer
+        at = torch.arange(start, start + len(state))
         normed = layer.hidden_norm(state)
         x = torch.cat([layer.input_layernorm(embedded), normed], dim=-1)[None]
         unseen = torch.arange(start + len(state)) > at[:, None]
@@ -120,10 +118,8 @@ def record(name: str, own: int, width: int, config: dict) -> dict[str, bytes]:
     head = Head(own, width, normed=name == "speculators")
     for parameter in head.parameters():
         parameter.copy_(0.3 * draw(*parameter.shape) + (parameter.ndim == 1))
-    table, ids = (
-        draw(IDS, WIDTH),
-        torch.randperm(IDS, generator=generator)[:own].sort()[0],
-    )
+    table = draw(IDS, WIDTH)
+    ids = torch.randperm(IDS, generator=generator)[:own].sort()[0]
     prefix = "layers.0." if name == "speculators" else "midlayer."
     tensors = {
         key.replace("midlayer.", prefix): t.contiguous()
@@ -137,12 +133,12 @@ def record(name: str, own: int, width: int, config: dict) -> dict[str, bytes]:
             "t2d": torch.isin(torch.arange(IDS), ids),
         }
 
-    states, tokens = (
-        draw(LENGTH, 3 * width),
-        torch.randint(IDS, (LENGTH + 1,), generator=generator),
-    )
+    states = draw(LENGTH, 3 * width)
+    tokens = torch.randint(IDS, (LENGTH + 1,), generator=generator)
     after = head(table[tokens[1:]], head.fc(states), 0)
-    logits, state, drafted = [head.lm_head(head.norm(after))], after[-1:], []
+    logits = [head.lm_head(head.norm(after))]
+    state = after[-1:]
+    drafted = []
     for step in range(3):  # its own states fed back
         drafted.append(int(ids[logits[-1][-1].argmax()]))
         state = head(table[drafted[-1:]], state, LENGTH + step)
@@ -154,7 +150,8 @@ def record(name: str, own: int, width: int, config: dict) -> dict[str, bytes]:
         "ids": ids,
         "logits": torch.cat(logits),
     }
-    weights, recorded = io.BytesIO(), io.BytesIO()
+    weights = io.BytesIO()
+    recorded = io.BytesIO()
     torch.save(tensors, weights)
     np.savez(
         recorded,

@@ -1,8 +1,7 @@
 """Records a small FLUX-type autoencoder of random weights and what it says, as
 diffusers computes it.
 
-    python tests/golden/record_flux.py      # writes flux/ beside this file; needs
-    diffusers
+    python tests/golden/record_flux.py  # writes flux/ beside this file; needs diffusers
 
 The file has the names of NextStep-1's published autoencoder: attention in the middle
 only, nothing around the latents. Its latents are normalised over the numbers of each
@@ -92,7 +91,8 @@ def main() -> None:
     )
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
-    images, latents = torch.rand(2, 3, 32, 32) * 2 - 1, torch.randn(2, 4, 4, 4)
+    images = torch.rand(2, 3, 32, 32) * 2 - 1
+    latents = torch.randn(2, 4, 4, 4)
     arrays = {
         "images": images,
         "latents": latents,

@@ -1,8 +1,8 @@
 """Records what pytorch-fid makes of random Inception weights, in float64, for tests
 without PyTorch.
 
-    python tests/golden/record_inception.py    # writes inception.npz beside itself;
-    needs pytorch-fid
+    # writes inception.npz beside itself; needs pytorch-fid
+    python tests/golden/record_inception.py
 
 The weights and the images are not stored: `tests/inception_random.py` makes them again
 from names and a seed.
@@ -42,7 +42,8 @@ def record() -> dict[str, torch.Tensor]:
         for name, array in inception_random.weights().items()
     }
     inception.load_state_dict_from_url = lambda *_, **__: weights
-    network, seen = inception.fid_inception_v3().double().eval(), {}
+    network = inception.fid_inception_v3().double().eval()
+    seen = {}
     for name, layer in (
         ("spatial", network.Mixed_6d.branch1x1),
         ("pool", network.avgpool),

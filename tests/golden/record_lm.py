@@ -1,8 +1,8 @@
 """Records small random language models of the transformers library and their logits,
 for tests without it.
 
-    python tests/golden/record_lm.py    # writes lm_FAMILY.zip beside itself; needs
-    torch and transformers 5
+    # writes lm_FAMILY.zip beside itself; needs torch and transformers 5
+    python tests/golden/record_lm.py
 
 Each file holds, per case, the folder that `save_pretrained` writes (float16 weights)
 and `logits.npz`: token ids and the logits that these weights give in float32.
@@ -151,7 +151,8 @@ def random_model(family: str, options: dict, seed: int):
 
 def save_masked(family: str, model, folder: Path) -> None:
     """The folder that this model would be published in."""
-    tensors, config = model.state_dict(), LLADA_CONFIG
+    tensors = model.state_dict()
+    config = LLADA_CONFIG
     if family == "dream":
         config = model.config.to_dict() | {
             "model_type": "Dream",
@@ -190,10 +191,8 @@ def main(scratch: Path) -> None:
         for f in (*CLASSES, "llada", "dream")
     }
     for seed, ((family, case), options) in enumerate(CASES.items(), 1):
-        model, folder = (
-            random_model(family, options, seed),
-            scratch / f"{family}-{case}",
-        )
+        model = random_model(family, options, seed)
+        folder = scratch / f"{family}-{case}"
         shards = {"max_shard_size": "20KB"} if case == "untied" else {}
         copy.deepcopy(model).half().save_pretrained(folder, **shards)
         logits = model(ids).logits.numpy()
@@ -205,7 +204,8 @@ def main(scratch: Path) -> None:
             logits=logits,
         )
     for family, of, options in (("llada", "llama", LLADA), ("dream", "qwen2", DREAM)):
-        model, folder = random_model(of, options, 105), scratch / family
+        model = random_model(of, options, 105)
+        folder = scratch / family
         save_masked(family, copy.deepcopy(model).half(), folder)
         logits = model(ids, attention_mask=torch.zeros(2, 1, 24, 24)).logits.numpy()
         if family == "dream":  # its sampling loop shifts them

@@ -46,10 +46,14 @@ def logits(model, ids: list[int]) -> np.ndarray:
 @torch.no_grad()
 def greedy(model, ids: list[int], count: int) -> tuple[list[int], list[float]]:
     """The continuation, past any end of text, and how far ahead each id was."""
-    found, ahead, given, cache = [], [], torch.tensor([ids]), None
+    found = []
+    ahead = []
+    given = torch.tensor([ids])
+    cache = None
     for _ in range(count):
         out = model(given, past_key_values=cache, use_cache=True)
-        cache, best = out.past_key_values, torch.topk(out.logits[0, -1], 2)
+        cache = out.past_key_values
+        best = torch.topk(out.logits[0, -1], 2)
         found.append(int(best.indices[0]))
         ahead.append(float(best.values[0] - best.values[1]))
         given = torch.tensor([[found[-1]]])

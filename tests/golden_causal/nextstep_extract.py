@@ -1,8 +1,8 @@
 """Keeps what the tests use of the numbers recorded from NextStep-1's published PyTorch
 code.
 
-    python nextstep_extract.py DIR    # of nextstep_tiny.npz, .safetensors and .json as
-    they were recorded
+    # of nextstep_tiny.npz, .safetensors and .json as they were recorded
+    python nextstep_extract.py DIR
 
 The recording: stepfun-ai/NextStep-1 (Apache-2.0) at commit 6e49bae, on a CPU in
 float32, random weights, every random draw injected. Left out are most runs whose noise
@@ -22,7 +22,8 @@ KEPT = (
 )
 
 if __name__ == "__main__":
-    source, here = Path(sys.argv[1]), Path(__file__).parent
+    source = Path(sys.argv[1])
+    here = Path(__file__).parent
     recorded = np.load(source / "nextstep_tiny.npz")
     kept = {name: recorded[name] for name in recorded.files if re.fullmatch(KEPT, name)}
     np.savez_compressed(here / "nextstep_tiny.npz", **kept)

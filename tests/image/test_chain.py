@@ -29,8 +29,11 @@ HEADS = {
     "ddim100": GaussianData("ddim100", 0.7, 0.09),
     "flow25": GaussianFlow("flow25", 0.7, 0.09),
 }
-HEAD, STEPS, DIM = HEADS["ddim100"], 100, 16
-NOISY, COLD = {"final_noise": True}, {"final_noise": False, "temperature": 0.95}
+HEAD = HEADS["ddim100"]
+STEPS = 100
+DIM = 16
+NOISY = {"final_noise": True}
+COLD = {"final_noise": False, "temperature": 0.95}
 
 
 def chains_of(spec, rows, **options):
@@ -142,11 +145,9 @@ def test_the_law_speculated(name):
     assert not found.counts.truncated.any()
 
 
-VERIFY, DRAFT_STEPS, VERIFY_STEPS = (
-    block.verify_gaussian_block,
-    chain.draft_steps,
-    chain.verify_steps,
-)
+VERIFY = block.verify_gaussian_block
+DRAFT_STEPS = chain.draft_steps
+VERIFY_STEPS = chain.verify_steps
 
 
 def verified(change):
@@ -233,11 +234,9 @@ def test_negative_controls(name, monkeypatch):
 def test_a_path_and_its_density(options):
     """A plain path is what its noise makes of it, in closed form; the density that
     comes out with a speculated path is that of this path."""
-    final, chains, random = (
-        options["final_noise"],
-        chains_of("ddim100", 64, **options),
-        randomness(64),
-    )
+    final = options["final_noise"]
+    chains = chains_of("ddim100", 64, **options)
+    random = randomness(64)
     a, b, variance = (
         np.reshape(one, (-1, 1, 1)) for one in HEAD.transitions(**options)
     )
@@ -311,7 +310,8 @@ def test_finished_rows_that_are_left_out_change_nothing(monkeypatch):
 
 @pytest.mark.slow
 def test_what_is_no_number_is_reported_and_stops_nobody():
-    random, bad = randomness(8), np.arange(8) == 2
+    random = randomness(8)
+    bad = np.arange(8) == 2
     random = random._replace(x=random.x.at[2].set(jnp.nan))
     found = speculated("ddim100", NoiseCorrected, 16, 8, {}, random)
     assert np.all((found.counts.truncated > 0) == bad) and np.all(
@@ -323,7 +323,8 @@ def test_what_is_no_number_is_reported_and_stops_nobody():
 def test_gains_of_a_linear_head_are_its_slope():
     """x_0-hat = J_t x + const: after a step the guess moves by J_{t-1} times the
     deviation; so drafts are right behind the first head call."""
-    chains, noise = chains_of("ddim100", 512, **NOISY), normals(STEPS + 1, 512, DIM)
+    chains = chains_of("ddim100", 512, **NOISY)
+    noise = normals(STEPS + 1, 512, DIM)
     states = jnp.concatenate([sample_path(chains, noise).states, noise[-1:]])
     out = jax.vmap(HEAD.denoise, (None, 0, 0))(
         None, states[1:], jnp.tile(jnp.arange(STEPS)[:, None], 512)

@@ -19,7 +19,8 @@ from cspd_jax.keys import Purpose
 # Enumeration. Three binary tokens: what a round may do, with its probability, and all
 # rounds.
 
-LENGTH, AHEAD = 3, 2
+LENGTH = 3
+AHEAD = 2
 RANDOM = np.random.default_rng(0)
 TARGET = {
     x: RANDOM.uniform(0.1, 0.9)
@@ -64,7 +65,8 @@ def each_by_itself(drafts, laws):
 def as_one_block(drafts, laws):
     """One block across the tokens; those behind its end are coupled and kept all the
     same, which is wrong."""
-    pi, coins = [1.0], []
+    pi = [1.0]
+    coins = []
     for (value, q), p in zip(drafts, laws):
         residual = sum(max(0.0, pi[-1] * of(p, x) - of(q, x)) for x in (0, 1))
         coins.append(residual / (residual + 1 - pi[-1]) if residual else 0.0)

@@ -34,13 +34,15 @@ def text_request(**options):
         "stop_ids": (),
         **options,
     }
-    key, drafter = options.pop("key"), options.pop("drafter")
+    key = options.pop("key")
+    drafter = options.pop("drafter")
     return text.Request(key, (lm, params), PROMPTS, drafter, text.Options(**options))
 
 
 def masked_request(**options):
     model = (LM(LLADA, np.float64), params_of(LLADA, 0))
-    key, method = options.pop("key", None), masked.SelfSpeculation()
+    key = options.pop("key", None)
+    method = masked.SelfSpeculation()
     return masked.Request(
         key,
         model,

@@ -131,7 +131,8 @@ def test_batches_are_the_same_images(name, progress, capsys):
     )
     assert ("6 images" in capsys.readouterr().err) == progress
     for first, size in ((0, 4), (4, 2)):
-        rows, own = np.minimum(first + np.arange(4), 5), slice(first, first + size)
+        rows = np.minimum(first + np.arange(4), 5)
+        own = slice(first, first + size)
         alone, of_alone = cspd_jax.generate(
             keys[rows], model, labels[rows], method, options
         )

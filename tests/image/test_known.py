@@ -59,11 +59,10 @@ def test_known_tokens_stay_bit_for_bit(way):
     """Without a mask an image is what it was but for rounding; an image does not depend
     on what its neighbours know; half of an image takes fewer calls; a known one takes
     none."""
-    network, (keys, model, labels, method, options) = way.network, way.request(0)
-    tokens, half = (
-        some_known(6, network.seq_len).tokens,
-        np.arange(network.seq_len) % 2 == 0,
-    )
+    network = way.network
+    (keys, model, labels, method, options) = way.request(0)
+    tokens = some_known(6, network.seq_len).tokens
+    half = np.arange(network.seq_len) % 2 == 0
 
     def run(*masks):
         mask = np.stack([*masks, *[half] * (6 - len(masks))])
@@ -77,7 +76,8 @@ def test_known_tokens_stay_bit_for_bit(way):
 
     made, of_half = run()
     assert (made[:, ~half] != tokens[:, ~half]).all()
-    all_, none = np.ones_like(half), np.zeros_like(half)
+    all_ = np.ones_like(half)
+    none = np.zeros_like(half)
     chex.assert_trees_all_equal(run(half, all_, half, none)[0][[0, 2]], made[[0, 2]])
     whole, of_whole = generate(keys, model, labels, method, options)
     nothing, of_nothing = run(*[none] * 6)
@@ -132,10 +132,8 @@ def test_a_causal_model_keeps_a_prefix(cfg):
     """What it made of whole images, from their first 40 and 63 tokens on; without
     guidance, for with it SphereAR's unconditional half has a first token of its own,
     which is not known."""
-    model, mask = (
-        cspd_jax.load("default-causal"),
-        np.arange(64) < np.array([[40], [63]]),
-    )
+    model = cspd_jax.load("default-causal")
+    mask = np.arange(64) < np.array([[40], [63]])
     options = Options(respacing="flow4", cfg=cfg)
     whole = np.asarray(generate(jax.random.key(0), model, [0, 1], options=options)[0])
     known = dataclasses.replace(options, known=Known(whole, mask))

@@ -59,7 +59,8 @@ def test_each_position_is_equally_often_the_first():
 @pytest.mark.parametrize("length, last", [(1, 8), (16, 3), (64, 8)])
 def test_spread_takes_one_of_the_farthest(length, last):
     """From the last `last` ones, by brute force; which of them depends on the key."""
-    found, side = orders(Spread(last).order, length), round(length**0.5)
+    found = orders(Spread(last).order, length)
+    side = round(length**0.5)
     assert len(np.unique(found, axis=0)) == min(length, 3)
     for places in np.stack([found // side, found % side], axis=-1):
         for n in range(1, length):
@@ -71,8 +72,10 @@ def test_spread_takes_one_of_the_farthest(length, last):
 
 @pytest.mark.parametrize("length, rest", [(4, 2), (16, 1)])
 def test_a_checkerboard_comes_one_colour_after_the_other(length, rest):
-    board, side = Checkerboard(rest), round(length**0.5)
-    found, first = orders(board.order, length), board.first(length)
+    board = Checkerboard(rest)
+    side = round(length**0.5)
+    found = orders(board.order, length)
+    first = board.first(length)
     colour = (found // side + found % side) % 2
     assert not colour[:, :first].any() and colour[:, first:].all()
     for num_iter in {rest + 1, board.most_steps(length)}:

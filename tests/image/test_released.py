@@ -18,10 +18,12 @@ from cspd_jax.image.released import RunnerOptions, accept_uniforms, proposal_num
 from cspd_jax.image.state import Draft
 from cspd_jax.keys import row_keys
 
-TARGET, DRAFT = LinearTokens(), LinearTokens(pull=1.45, offset=0.42)
+TARGET = LinearTokens()
+DRAFT = LinearTokens(pull=1.45, offset=0.42)
 OPTIONS = Options(num_iter=9, respacing=TARGET.spec, final_noise=False)  # 6 tokens
 RUNNER = RunnerOptions(gamma=2, prefill=0.1)
-KEYS, LABELS = row_keys(jax.random.key(5), 4), jnp.zeros(4, jnp.int32)
+KEYS = row_keys(jax.random.key(5), 4)
+LABELS = jnp.zeros(4, jnp.int32)
 
 
 def agree(cases):
@@ -51,7 +53,8 @@ def test_parity_of_runs(run):
 def test_parity_notices_the_factor():
     """With F the other way round, as the density of a path has it, recorded decisions
     are not met."""
-    r, at = runner(), "unit/close42/"
+    r = runner()
+    at = "unit/close42/"
     p, q = recorded_ends(r, at, len(r[at + "uniform"]))
     for swapped, differing in ((False, 0), (True, 5)):
         log_stds = (q.log_std, p.log_std) if swapped else (p.log_std, q.log_std)
@@ -147,7 +150,8 @@ def test_tokens_without_a_taken_proposal_are_zero():
 def test_nothing_random_of_a_block_is_used_twice():
     """Tests of drafts, proposals and their tests: of every position and try a number of
     its own, also where some are uniform and others normal."""
-    keys, positions = row_keys(jax.random.key(5), 2), jnp.array([[0, 1, 3], [2, 1, 0]])
+    keys = row_keys(jax.random.key(5), 2)
+    positions = jnp.array([[0, 1, 3], [2, 1, 0]])
 
     @jax.jit
     def run():

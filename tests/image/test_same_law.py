@@ -32,7 +32,8 @@ from cspd_jax.tools.evaluation.equality import (
 
 def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **options):
     """Tokens [N, L, d], and what the sampler returned."""
-    target, more = network(GOLDEN, "cspd_target"), {}
+    target = network(GOLDEN, "cspd_target")
+    more = {}
     if draft:
         small = network(GOLDEN, draft, target)
         more["draft"] = Draft(small.model, small.params)

@@ -16,7 +16,8 @@ KEYS = row_keys(jax.random.key(7), 4)
 
 
 def test_encoder_sizes_do_not_change_the_result():
-    f, labels = fixture(), jnp.array([3, 1, -1, 9])
+    f = fixture()
+    labels = jnp.array([3, 1, -1, 9])
     options = lambda sizes: Options(
         num_iter=6, respacing="ddim8", final_noise=False, prefix_buckets=sizes
     )

@@ -81,7 +81,8 @@ def verified(change):
 
 
 def one_more(key, p, q, drafts, valid):
-    found, last = VERIFY(key, p, q, drafts, valid), len(drafts) - 1
+    found = VERIFY(key, p, q, drafts, valid)
+    last = len(drafts) - 1
     return found._replace(
         value=jnp.where(
             found.kept <= last, drafts[jnp.minimum(found.kept, last)], found.value
@@ -246,7 +247,8 @@ def test_sigma_of_the_paper():
     one does not count."""
     narrow = LinearTokens(narrower=0.2)
     how = Options(num_iter=6, respacing=TARGET.spec, final_noise=True)
-    keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
+    keys = row_keys(jax.random.key(3), 2)
+    labels = jnp.zeros(2, jnp.int32)
     printed = Speculation(PaperCriterion(), 2, None, 0.0)
     inputs, state = rounds.begin(
         TARGET, None, keys, labels, how, speculation=printed, draft=Draft(narrow)

@@ -25,7 +25,8 @@ from cspd_jax.networks.lm import LM, abstract_params
 def table(seed, count=24, ranks=6, tokens=3):
     """A short chain and random texts, some of which may be reached in several
     orders."""
-    random, texts = np.random.default_rng(seed), [*prefixes(2).texts]
+    random = np.random.default_rng(seed)
+    texts = [*prefixes(2).texts]
     while len(texts) < count:
         before = texts[random.integers(len(texts))]
         move = int(random.integers(1, ranks + 1)), int(random.integers(tokens))
@@ -55,7 +56,8 @@ def undecided():
     ids=["chain", "table"],
 )
 def test_the_same_bits_in_float32(method, cached):
-    model, prompts = undecided(), [[1, 2, 3], [4], [5, 6]] * 4
+    model = undecided()
+    prompts = [[1, 2, 3], [4], [5, 6]] * 4
     options = masked.Options(max_new_tokens=24, block=8, cached=cached)
     found, info = masked.generate(None, model, prompts, method, options)
     stepwise, spent = masked.generate(

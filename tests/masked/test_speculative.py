@@ -63,10 +63,8 @@ def test_identical_to_stepwise(way):
     family, options = WAYS[way]
     fewer = unlike = 0
     for seed, gamma in enumerate([1, 3, 8, np.arange(1, 9)]):
-        c, expected = (
-            canvas(family, seed, **options),
-            reference(family, seed, **options),
-        )
+        c = canvas(family, seed, **options)
+        expected = reference(family, seed, **options)
         found = run(c, speculation(gamma))
         chex.assert_trees_all_equal(
             (found.text, found.order), (expected.text, expected.order)

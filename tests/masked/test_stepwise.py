@@ -45,7 +45,9 @@ def block_logits(c, prompt, text, first, last, begins, cache):
     """Logits of places first..last - 1 [last - first, V], and the cache; a shifted
     model's hidden state i - 1 tells of place i, and inside a block a cached pass has
     none for its first place."""
-    network, start, shift = c.network, len(prompt), int(c.network.config.shifted)
+    network = c.network
+    start = len(prompt)
+    shift = int(c.network.config.shifted)
     tokens = np.concatenate([prompt, text])
     if not c.cached:
         return np.array(forward(network, c.params, tokens))[
@@ -69,11 +71,9 @@ def by_hand(c, row):
     prompts = [np.asarray(c.base[row, :start])] + [np.full(start, MASK)] * (
         c.options.guidance is not None
     )
-    text, order, caches = (
-        np.full(c.places, MASK),
-        np.zeros(c.places, int),
-        [None] * len(prompts),
-    )
+    text = np.full(c.places, MASK)
+    order = np.zeros(c.places, int)
+    caches = [None] * len(prompts)
     for step in range(c.places):
         first = np.argmax(text == MASK) // c.block * c.block
         last = min(first + c.block, c.places)
@@ -101,8 +101,11 @@ def by_hand(c, row):
                 and probs[token] > best
                 and (place == first or not only_first)
             ):
-                best, where, what = probs[token], place, token
-        text[where], order[where] = what, step
+                best = probs[token]
+                where = place
+                what = token
+        text[where] = what
+        order[where] = step
     return text, order
 
 
@@ -139,7 +142,8 @@ def test_the_reference_is_the_rule(family, cached, temperature, guidance):
 @pytest.mark.slow
 def test_noise_without_its_step_differs():
     """It is another sampler: it shows."""
-    one_step, differ = jax.jit(Steps().advance), 0
+    one_step = jax.jit(Steps().advance)
+    differ = 0
     for seed in range(3):
         c = canvas("llada", seed, temperature=0.8, top_p=0.9)
         state = Steps().begin(c)
@@ -176,7 +180,8 @@ def published(logits, temperature, top_p, top_k, confidence, gumbels):
     return tokens, np.sum(probs * np.log(probs + 1e-10), axis=1)  # Dream's epsilon
 
 
-ROWS, WIDTH = 40, 5
+ROWS = 40
+WIDTH = 5
 
 
 @pytest.mark.parametrize(
@@ -193,10 +198,8 @@ def test_tokens_and_confidences_are_those_of_the_published_samplers(
     confidence, temperature, top_p, top_k
 ):
     logits = 2 * np.random.default_rng(3).standard_normal((ROWS, WIDTH, V))
-    places, keys = (
-        np.tile(np.arange(WIDTH), (ROWS, 1)),
-        jax.random.split(jax.random.key(7), ROWS),
-    )
+    places = np.tile(np.arange(WIDTH), (ROWS, 1))
+    keys = jax.random.split(jax.random.key(7), ROWS)
     own = np.array([[noise(key, 2, place) for place in range(WIDTH)] for key in keys])
     c = canvas(
         rows=1, confidence=confidence, temperature=temperature, top_p=top_p, top_k=top_k
@@ -240,11 +243,13 @@ def test_the_law_of_drawn_places(confidence, scale):
 
     counts = np.bincount(np.asarray(chosen(c)), minlength=WIDTH)
     if confidence == "random":
-        right, wrong = np.full(WIDTH, 0.2), np.array([0.22, 0.19, 0.2, 0.2, 0.19])
+        right = np.full(WIDTH, 0.2)
+        wrong = np.array([0.22, 0.19, 0.2, 0.2, 0.19])
     else:
         _, sureness = published(logits, 0.0, 1.0, V, confidence, np.zeros((WIDTH, V)))
         sureness = np.exp(sureness) if confidence == "probability" else sureness
-        right, wrong = softmax(sureness / scale), softmax(sureness / (1.3 * scale))
+        right = softmax(sureness / scale)
+        wrong = softmax(sureness / (1.3 * scale))
     assert counts_p_value(counts, right) > FALSE_ALARM > counts_p_value(counts, wrong)
 
 
@@ -252,7 +257,8 @@ def test_the_law_of_drawn_places(confidence, scale):
 def test_temperature_of_one_token():
     """A place's token is drawn from softmax(logits / temperature), by Gumbel noise:
     20000 keys, one place."""
-    rows, c = 20_000, canvas(rows=1, places=1, block=1)
+    rows = 20_000
+    c = canvas(rows=1, places=1, block=1)
     tiled = dataclasses.replace(
         c,
         base=jnp.tile(c.base[:1], (rows, 1)),
@@ -265,7 +271,8 @@ def test_temperature_of_one_token():
         jax.jit(passes.whole)(c, window_at(c, c.empty(), 1), c.empty()[:, None])
     )[0, 0, 0]
     logits[[MASK, V - 1]] = -np.inf
-    right, wrong = softmax(logits / 1.7), softmax(logits)
+    right = softmax(logits / 1.7)
+    wrong = softmax(logits)
     assert counts_p_value(counts, right) > FALSE_ALARM > counts_p_value(counts, wrong)
 
 

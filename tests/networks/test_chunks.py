@@ -10,7 +10,8 @@ from cspd_jax._utils.loops import map_chunks
 
 @pytest.mark.parametrize("most", [0, 1, 3, 4, 7, 9])
 def test_parts_make_the_whole(most):
-    a, b = np.arange(14.0).reshape(7, 2), np.arange(7)
+    a = np.arange(14.0).reshape(7, 2)
+    b = np.arange(7)
     seen = []
 
     def function(a, b):

@@ -53,7 +53,8 @@ def test_recorded_logits(tmp_path, family, case):
     """Of whole texts, and of a prompt and its continuation with the cache."""
     model, params, tokens, expected = unpack(tmp_path, family, case)
     close(forward(model, params, tokens), expected)
-    cache, found = model.empty_cache(2, 27), []
+    cache = model.empty_cache(2, 27)
+    found = []
     for at in (slice(20), *(slice(i, i + 1) for i in range(20, 24))):
         logits, cache = apply(model, params, tokens[:, at], PLACES[:, at], cache)
         found.append(logits)

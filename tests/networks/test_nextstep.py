@@ -39,9 +39,11 @@ def close(ours, theirs, bound):
 
 @pytest.mark.slow
 def test_contexts_without_a_cache(model):
-    name, reveal = "cfg3_pos_norm_shift", jnp.tile(jnp.arange(6), (4, 1))
+    name = "cfg3_pos_norm_shift"
+    reveal = jnp.tile(jnp.arange(6), (4, 1))
     bound = tiny.run(model, A, name).model
-    network, tokens = bound.network, jnp.tile(A[f"gen/{name}/tokens"], (2, 1, 1))
+    network = bound.network
+    tokens = jnp.tile(A[f"gen/{name}/tokens"], (2, 1, 1))
     prompt = network.embed_class(
         bound.params, jnp.array([0, 1, 0, 1]), jnp.array([0, 0, 1, 1], bool)
     )
@@ -56,7 +58,8 @@ def test_contexts_without_a_cache(model):
 def test_generation(model, name):
     run = tiny.run(model, A, name)
     keys = row_keys(jax.random.key(0), 2)
-    network, params = run.model.network, run.model.params
+    network = run.model.network
+    params = run.model.params
     out = sampler.sample(
         network, params, keys, jnp.arange(2), run.options, noise=run.noise
     )
@@ -115,10 +118,8 @@ def test_prompts_in_one_call(tmp_path):
     folder = tiny.with_tokenizer(
         tiny.write(tmp_path / "model", {**tiny.CONFIG, "latent_size": 2})
     )
-    model, options = (
-        cspd_jax.load(folder),
-        ImageOptions(respacing=4, cfg=2.0, cfg_schedule="constant"),
-    )
+    model = cspd_jax.load(folder)
+    options = ImageOptions(respacing=4, cfg=2.0, cfg_schedule="constant")
     made, _ = cspd_jax.generate(
         jax.random.key(0), model, prompts=["red red", "x"], options=options
     )

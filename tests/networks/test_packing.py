@@ -53,7 +53,8 @@ def test_texts(kind, rows, sampling):
             rule="block",
             **sampling._asdict(),
         )
-        key, prompts = jax.random.key(3), text_models.prompts(rows, 6)
+        key = jax.random.key(3)
+        prompts = text_models.prompts(rows, 6)
         tokens, info = text.generate(key, (lm, params), prompts, drafter, options)
         expected, counts = text.generate(
             key, (plain, params), prompts, drafter, options

@@ -46,7 +46,8 @@ def test_the_logits_are_the_same():
     )
     network, params = model.for_decoding
     assert network == dataclasses.replace(model.network, by_outputs=True)
-    tokens, positions = jnp.array([[5, 2, 7]]), jnp.arange(3)[None]
+    tokens = jnp.array([[5, 2, 7]])
+    positions = jnp.arange(3)[None]
     both = [
         jax.jit(net.apply)(p, tokens, positions, net.empty_cache(1, 8))
         for net, p in ((network, params), (model.network, model.params))

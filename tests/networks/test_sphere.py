@@ -71,11 +71,10 @@ def test_whole_generations(name, run):
         (int(steps) + 2, 2 * images, model.seq_len, model.token_dim), np.float32
     )
     for i in range(model.seq_len):
-        first, rest = (
-            recorded[f"pos{i:03d}/init_noise"],
-            recorded[f"pos{i:03d}/step_noise"],
-        )
-        noise[-1, : len(first), i], noise[1:-1, : len(first), i] = first, rest[::-1]
+        first = recorded[f"pos{i:03d}/init_noise"]
+        rest = recorded[f"pos{i:03d}/step_noise"]
+        noise[-1, : len(first), i] = first
+        noise[1:-1, : len(first), i] = rest[::-1]
     schedule = "constant" if constant else RISING
     options = ImageOptions(
         respacing=f"flow{int(steps)}",
@@ -99,19 +98,19 @@ def test_whole_generations(name, run):
 @every_model
 def test_training_loss_and_gradients(name):
     model, params, recorded = load(name)
-    tokens, labels = recorded["train/latents"], recorded["train/labels"]
+    tokens = recorded["train/latents"]
+    labels = recorded["train/labels"]
     shape = (-1, *tokens.shape[:2])
-    dropped, t = (
-        jnp.zeros(len(tokens), bool),
-        jax.nn.sigmoid(recorded["train/t_normal"]).reshape(shape),
-    )
+    dropped = jnp.zeros(len(tokens), bool)
+    t = jax.nn.sigmoid(recorded["train/t_normal"]).reshape(shape)
     noise = recorded["train/noise"].reshape(*shape, tokens.shape[2])
     objective = lambda params: flow_objective(
         model, params, tokens, labels, dropped, t, noise
     )
     loss, gradient = jax.jit(jax.value_and_grad(objective))(params)
     close(loss, recorded["train/loss"][0], 1e-5)
-    backbone, head = gradient["backbone"], gradient["head"]
+    backbone = gradient["backbone"]
+    head = gradient["head"]
     for name, ours in {
         "proj_in.weight": backbone["proj_in"]["kernel"].T,
         "emb_norm.weight": backbone["emb_norm"]["scale"],

@@ -140,7 +140,8 @@ def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
     vae = cspd_jax.load(tmp_path / "vae")
     chex.assert_trees_all_equal(vae.params, load(FILE)[1])
     recorded = np.load(GOLDEN / "sphere_tiny2_vae.npz")
-    tokens, wanted = recorded["gen/cfg1_n5/latents"], recorded["gen/cfg1_n5/image_u8"]
+    tokens = recorded["gen/cfg1_n5/latents"]
+    wanted = recorded["gen/cfg1_n5/image_u8"]
     with jax.default_matmul_precision("highest"):
         images = pixels.to_images(MODEL, tokens, vae)
     off = np.abs(images.astype(int) - nhwc(wanted))
@@ -170,7 +171,9 @@ def test_power_spherical_law(where):
     second (five standard errors in six numbers). The control, a concentration of 4
     instead of 3.5, is refused.
     """
-    mu, kappa, m = jnp.asarray(DIRECTIONS[where]), 3.5, 4
+    mu = jnp.asarray(DIRECTIONS[where])
+    kappa = 3.5
+    m = 4
     many = sphere_vae.Posterior(
         jnp.broadcast_to(mu, (DRAWS, m)), jnp.full(DRAWS, kappa)
     )
@@ -203,7 +206,8 @@ def test_power_spherical_law(where):
 @pytest.mark.parametrize("dim", [4, 16])
 def test_kl_against_an_integral(dim):
     """Only the coordinate along mu has another law than under the uniform one."""
-    beta, z = (dim - 1) / 2, (np.arange(200_000) + 0.5) / 200_000
+    beta = (dim - 1) / 2
+    z = (np.arange(200_000) + 0.5) / 200_000
     kappas = [1.0, 3.5, 40.0]
     uniform = scipy.stats.beta.logpdf(z, beta, beta)
     posterior = [scipy.stats.beta.logpdf(z, kappa + beta, beta) for kappa in kappas]

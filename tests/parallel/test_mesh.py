@@ -41,7 +41,8 @@ def results(tmp_path_factory):
 
 
 def check(results, sizes, name):
-    alone, spread = results[f"{name}; none"], results[f"{name}; {sizes}"]
+    alone = results[f"{name}; none"]
+    spread = results[f"{name}; {sizes}"]
     chex.assert_trees_all_close(
         *(np.array(one["tokens"]) for one in (spread, alone)), rtol=0, atol=1e-10
     )

@@ -53,7 +53,8 @@ def tokens_of(way, state):
 @each(quick=QUICK)
 def test_a_stream_ends_in_what_one_call_returns(way):
     """And no settled token changes on the way."""
-    whole, states = generate(way, 0), list(way.family.stream(*way.request(0)))
+    whole = generate(way, 0)
+    states = list(way.family.stream(*way.request(0)))
     if isinstance(way, ImageWay):
         chex.assert_trees_all_close(
             tokens_of(way, states[-1]), np.asarray(whole[0]), atol=1e-5
@@ -133,7 +134,8 @@ def test_inside_a_caller_s_jit(way):
     def run(key, params, prompts):
         return way.family.generate(key, (model.network, params), prompts, how, options)
 
-    found, whole = run(key, model.params, prompts), generate(way, 0)
+    found = run(key, model.params, prompts)
+    whole = generate(way, 0)
     chex.assert_trees_all_equal(found.tokens, whole.tokens)
     chex.assert_trees_all_equal(found.info.made, whole.info.made)
 
@@ -160,7 +162,8 @@ def test_images_inside_a_caller_s_jit(way):
 
 @each(quick=("plain, chains", "self", "text, block, model, adapted", "masked, ssd"))
 def test_counts_add_up(way):
-    request, (tokens, info) = way.request(0), generate(way, 0)
+    request = way.request(0)
+    (tokens, info) = generate(way, 0)
     check = {"image": check_image, "text": check_text, "masked": check_masked}
     check[way.family.__name__.split(".")[-1]](way, request, np.asarray(tokens), info)
     assert info.exact == way.exact
@@ -168,11 +171,10 @@ def test_counts_add_up(way):
 
 def check_image(way, request, tokens, info):
     _, model, _, method, options = request
-    options, marks = (
-        image.resolve(model, method, options, ROWS),
-        np.asarray(info.trace.marks),
-    )
-    groups, plain = options.groups(way.network.seq_len), method.name == "plain"
+    options = image.resolve(model, method, options, ROWS)
+    marks = np.asarray(info.trace.marks)
+    groups = options.groups(way.network.seq_len)
+    plain = method.name == "plain"
     chex.assert_shape(tokens, (ROWS, way.network.seq_len, 2))
     chex.assert_tree_all_finite(tokens)
     assert np.sum(info.tested) == np.sum(marks != 0) and np.sum(
@@ -184,7 +186,8 @@ def check_image(way, request, tokens, info):
     assert np.all(info.trace.chain_accepted <= info.trace.chain_tested)
     assert np.any(info.trace.chain_tested > 0) == (options.chain is not None)
     assert np.all((info.rounds >= 1) & (info.rounds <= 2 * len(groups)))
-    backbone, halves = info.calls["backbone"], 2 if options.guided else 1
+    backbone = info.calls["backbone"]
+    halves = 2 if options.guided else 1
     assert (
         backbone.sequential >= 1
         and backbone.rows >= halves * ROWS * backbone.sequential
@@ -192,7 +195,8 @@ def check_image(way, request, tokens, info):
 
 
 def check_text(way, request, tokens, info):
-    lengths, marks = request[2].lengths, np.asarray(info.trace.marks)
+    lengths = request[2].lengths
+    marks = np.asarray(info.trace.marks)
     count = lambda *kinds: np.count_nonzero(np.isin(marks, kinds), axis=1)
     assert np.all(info.made == info.trace.lengths - lengths)
     assert np.all(count(ACCEPTED) == info.accepted.sum(axis=1))
@@ -205,10 +209,8 @@ def check_text(way, request, tokens, info):
             not marks[row, :n].any() and marks[row, n : info.trace.lengths[row]].all()
         )
     drafts = {None: 0, "tree": 2 + 4 + 4}.get(way.drafter, MAX_GAMMA)
-    (passes, rows), (draft_passes, draft_rows) = (
-        info.calls["target"],
-        info.calls["draft"],
-    )
+    (passes, rows) = info.calls["target"]
+    (draft_passes, draft_rows) = info.calls["draft"]
     assert rows == ROWS * (drafts + 1) * passes
     if way.drafter is None:
         assert set(np.unique(marks)) == {0, PLAIN} and info.acceptance is None
@@ -254,9 +256,7 @@ def check_masked(way, request, tokens, info):
         info.accepted <= info.tested
     )
     assert np.all(np.max(info.trace.rounds, axis=1) + 1 == info.rounds)
-    single, halves = (
-        (info.calls["whole"].sequential if way.cached else 1),
-        1 if way.guidance is None else 2,
-    )
+    single = info.calls["whole"].sequential if way.cached else 1
+    halves = 1 if way.guidance is None else 2
     assert info.sequential <= PLACES
     assert rows == halves * ROWS * (single + (info.sequential - single) * texts)

@@ -27,7 +27,8 @@ def made():
 
 @pytest.mark.slow
 def test_the_form_of_an_accelerator_gives_the_same(monkeypatch, float64):
-    usual, forms = made(), set()
+    usual = made()
+    forms = set()
 
     def on_an_accelerator(*operands, default, cpu=None, cuda=None):
         if (
@@ -85,7 +86,8 @@ def test_texts_are_the_same_by_the_loops_of_the_device(by_the_device, float64):
 
 def test_three_products_are_for_float32_on_cuda_alone():
     """On a CPU a product is the full one, whose gradient is too."""
-    x, kernel = jnp.ones((2, 3)), jnp.ones((3, 4))
+    x = jnp.ones((2, 3))
+    kernel = jnp.ones((3, 4))
     dimensions = (((1,), (0,)), ((), ()))
     lowered = lambda dtype, platform: (
         jax.jit(lambda x, kernel: full_product(x, kernel, dimensions))

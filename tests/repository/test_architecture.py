@@ -134,8 +134,8 @@ def test_imports_have_no_cycle():
 
 
 def test_functions_are_small():
-    """At most 8 parameters and 750 tokens, outside networks, where a signature follows a
-    published one."""
+    """At most 8 parameters and 750 tokens, outside networks, where a signature follows
+    a published one."""
     outside = [name for name in TREES if not name.startswith("cspd_jax.networks")]
     for module in outside:
         for node in ast.walk(TREES[module]):

@@ -71,7 +71,8 @@ def commands() -> list[tuple[str, list[str]]]:
         (BENCHMARKS / f"{name}.py").read_text(encoding="utf-8").split('"""')[1]
         for name in NAMES
     ]
-    text, found = "\n".join(texts).replace("\\\n", " "), []
+    text = "\n".join(texts).replace("\\\n", " ")
+    found = []
     quoted = re.findall(r"`python\s+benchmarks/([^`]+)`", text)
     for command in (
         *quoted,

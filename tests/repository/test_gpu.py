@@ -30,10 +30,8 @@ def gpu(monkeypatch):
 
 def test_the_pages_say_what_was_measured_and_counted(gpu):
     """README.md and docs/benchmarks.md are as `gpu.py --pages` writes them."""
-    measured, counted = (
-        gpu.pages.rows_of(gpu.pages.MEASURED),
-        gpu.pages.rows_of(gpu.pages.COUNTED),
-    )
+    measured = gpu.pages.rows_of(gpu.pages.MEASURED)
+    counted = gpu.pages.rows_of(gpu.pages.COUNTED)
     for path, text in gpu.pages.pages(measured, counted).items():
         assert path.read_text() == text, path
 
@@ -117,7 +115,8 @@ condition:
 def test_a_process_that_ends_costs_no_other_row(gpu, tmp_path, monkeypatch):
     """The first attempt leaves a row and ends; the second is told not to try it
     again."""
-    file, asked = tmp_path / "gpu.json", []
+    file = tmp_path / "gpu.json"
+    asked = []
 
     def ends_once(command, check):
         asked.append(command)

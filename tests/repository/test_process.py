@@ -22,10 +22,14 @@ SHORT = cspd_jax.Options(num_iter=2, respacing="ddim4")
 
 def of_each_family(folder, key, temperature=0.0):
     """An image, of a model that is loaded anew, a text and a masked text."""
-    lm, llada = text_models.model(), LM(LLADA, jnp.float32)
-    causal, filled = (lm, text_models.params(lm)), (llada, params_of(LLADA, 0))
-    new, prompts = {"max_new_tokens": 4, "temperature": temperature}, [[1, 2]]
-    look_up, how = text.PromptLookup(), text.Options(**new, stop_ids=())
+    lm = text_models.model()
+    llada = LM(LLADA, jnp.float32)
+    causal = (lm, text_models.params(lm))
+    filled = (llada, params_of(LLADA, 0))
+    new = {"max_new_tokens": 4, "temperature": temperature}
+    prompts = [[1, 2]]
+    look_up = text.PromptLookup()
+    how = text.Options(**new, stop_ids=())
     return [
         lambda: cspd_jax.generate(
             key, cspd_jax.load(folder), [0, 1], SelfSpeculation(1), SHORT

@@ -9,7 +9,8 @@ import pytest
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import DraftRequest, PromptLookup, Prompts
 
-MAX_LEN, MOST = 24, 6
+MAX_LEN = 24
+MOST = 6
 
 
 def request(tokens, length, count, **options):
@@ -50,10 +51,8 @@ def test_prompt_lookup(longest, shortest):
     random = np.random.default_rng(0)
     ids = np.array([2, 3, 6])[np.arange(512) % 3]
     tokens = random.integers(0, ids[:, None], (512, MAX_LEN))
-    length, count = (
-        random.integers(1, MAX_LEN + 1, 512),
-        random.integers(0, MOST + 1, 512),
-    )
+    length = random.integers(1, MAX_LEN + 1, 512)
+    count = random.integers(0, MOST + 1, 512)
     lookup = PromptLookup(longest, shortest)
     assert lookup.begin(None, Prompts(tokens, length), MAX_LEN) is None
     drafts, _ = jax.jit(lambda *given: lookup.draft(None, None, request(*given)))(

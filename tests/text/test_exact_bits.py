@@ -14,7 +14,9 @@ import text_models
 
 from cspd_jax import text
 
-GAMMA, NEW, ROWS = 4, 40, 12
+GAMMA = 4
+NEW = 40
+ROWS = 12
 
 
 @functools.cache

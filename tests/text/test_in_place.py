@@ -48,6 +48,7 @@ def test_no_pass_copies_a_cache(rows, drafter, packs):
         options = text.Options(max_new_tokens=20, max_len=MAX_LEN, gamma=3)
         return text.generate(None, (lm, params), prompts, drafter, options)
 
-    tokens, lengths = jnp.ones((rows, 5), jnp.int32), jnp.full(rows, 5)
+    tokens = jnp.ones((rows, 5), jnp.int32)
+    lengths = jnp.full(rows, 5)
     compiled = jax.jit(run).lower(tokens, lengths).compile().as_text()
     assert copies_in_loops(compiled, lm.config.kv_heads, lm.config.head_dim) == []

@@ -114,7 +114,8 @@ def test_tokens_are_those_of_transformers(tokenizer, recorded):
 def test_recorded_logits(model, recorded):
     prompts = [recorded[f"ids_{i}"].tolist() for i in range(len(real_lm.PROMPTS))]
     for i, found in enumerate(logits_of(model, prompts)):
-        best, expected = recorded[f"best_{i}"], recorded[f"logits_{i}"]
+        best = recorded[f"best_{i}"]
+        expected = recorded[f"logits_{i}"]
         rows = found[real_lm.positions(len(prompts[i]))]
         error = np.abs(np.take_along_axis(rows, best, axis=-1) - expected).max()
         print(f"prompt {i}: {error:.1e} of {np.abs(expected).max():.1f}")
@@ -156,7 +157,8 @@ def test_the_capital_of_france(folder, capsys):
 
 @pytest.mark.parametrize("draft", ["lookup", "int8"])
 def test_speculation_gives_the_same_greedy_tokens(model, recorded, plain, draft):
-    network, params = model.network, model.params
+    network = model.network
+    params = model.params
     drafter = PromptLookup() if draft == "lookup" else (network, quantise(params, 8))
     prompt = recorded["long_ids"].tolist()
     tokens, info = generate(

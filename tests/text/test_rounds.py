@@ -20,7 +20,9 @@ from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options
 pytestmark = pytest.mark.usefixtures("float64")
 
 RULES = ("google", "block", "match")
-LONGEST, NEW, MAX_GAMMA = 6, 14, 8
+LONGEST = 6
+NEW = 14
+MAX_GAMMA = 8
 SAMPLED = {"temperature": 0.9, "top_k": 7, "top_p": 0.95}
 
 

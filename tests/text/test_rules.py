@@ -30,7 +30,10 @@ from cspd_jax.text.drafters import Drafts
 from cspd_jax.text.rules import RULES, Verdict
 from cspd_jax.text.trees.rounds import TREE_RULES
 
-ROWS, V, NEW, STOP = 20_000, 4, 4, 3
+ROWS = 20_000
+V = 4
+NEW = 4
+STOP = 3
 PROMPT = np.array([2, 2, 0, 2, 1])
 SAMPLED = Sampling(temperature=1.3, top_k=3, top_p=0.9)
 OPEN = Sampling(temperature=1.0)
@@ -314,7 +317,8 @@ def test_block_verification_needs_fresh_noise_every_round():
 
     The distribution of the second token, where no token depends on those before it.
     """
-    lm, probs = text_models.model(V, dtype=jnp.float32), [0.5, 0.3, 0.15, 0.05]
+    lm = text_models.model(V, dtype=jnp.float32)
+    probs = [0.5, 0.3, 0.15, 0.05]
     model = lm, text_models.with_distribution(lm, probs)
     draft_params = text_models.with_distribution(lm, [0.25] * V)
     stale = Drafting(
@@ -333,10 +337,8 @@ def test_a_tree_of_one_child_each_is_the_chain(float64):
     fewer rounds."""
     lm = text_models.model(depth=2)
     params = text_models.params(lm)
-    target, head = (
-        (lm, params),
-        text_models.head(lm, params, [9, 3, 5, 1, 7, 2, 10, 0], (0, 1, 2)),
-    )
+    target = (lm, params)
+    head = text_models.head(lm, params, [9, 3, 5, 1, 7, 2, 10, 0], (0, 1, 2))
     prompts = [[1, 5, 7], [3], [4, 9, 8, 2, 6], [6, 7]]
     chain = text.draft_from_states(head, target, confidence=0)
     options = text.Options(gamma=3, max_new_tokens=24, stop_ids=())

@@ -45,7 +45,8 @@ def test_ties_and_extremes():
     probs = lambda *options: np.exp(
         of_logits(logits, Sampling(*map(jnp.asarray, options)))
     )[0]
-    first, both = np.eye(6)[1], np.array([0, 0.5, 0.5, 0, 0, 0])
+    first = np.eye(6)[1]
+    both = np.array([0, 0.5, 0.5, 0, 0, 0])
     chex.assert_trees_all_equal(probs(), probs(0.0), first)
     chex.assert_trees_all_equal(probs(1e-37), probs(1.0, 1), probs(1.0, 6, 1e-9), both)
     assert list(np.flatnonzero(probs(1.0, 3))) == [1, 2, 4, 5]

@@ -14,12 +14,13 @@ from cspd_jax import masked, text
 from cspd_jax.keys import seed_key
 from cspd_jax.tools import demo
 
-OVER_TOKENS, ALONG_CHAINS = (
-    "speculation over tokens",
-    "speculation along denoising steps",
-)
-BLOCK, MOVES = "block verification", "self-speculation, 4 moves ahead"
-PROMPT, NEW, SEED = "Return a list of", 16, 3
+OVER_TOKENS = "speculation over tokens"
+ALONG_CHAINS = "speculation along denoising steps"
+BLOCK = "block verification"
+MOVES = "self-speculation, 4 moves ahead"
+PROMPT = "Return a list of"
+NEW = 16
+SEED = 3
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,8 @@ def test_pictures_are_those_of_generate(models, method):
 @pytest.mark.slow
 def test_texts_are_those_of_generate(models, temperature=0.8):
     turns = turns_of(demo.make_text, models, BLOCK, SEED, PROMPT, NEW, temperature)
-    tokenizer, key = models.reads[0], seed_key(SEED)
+    tokenizer = models.reads[0]
+    key = seed_key(SEED)
     for (drafter, rule), (parts, told) in zip(
         ((None, None), (models.drafter, "block")), turns[-1]
     ):
@@ -89,7 +91,8 @@ def test_texts_are_those_of_generate(models, temperature=0.8):
 @pytest.mark.slow
 def test_masked_texts_are_those_of_generate(models):
     first, *_, last = turns_of(demo.make_masked, models, MOVES, SEED, PROMPT, NEW, 0)
-    tokenizer, options = models.reads[1], masked.Options(max_new_tokens=NEW)
+    tokenizer = models.reads[1]
+    options = masked.Options(max_new_tokens=NEW)
     for i, method in enumerate((masked.Stepwise(), masked.SelfSpeculation(4))):
         tokens, info = masked.generate(
             None, models.masked, [tokenizer.encode(PROMPT)], method, options

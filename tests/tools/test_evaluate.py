@@ -22,7 +22,8 @@ from cspd_jax.tools.evaluation.features import open_images
 from cspd_jax.tools.evaluation.fid import Gaussian, Statistics
 
 RNG = np.random.default_rng(0)
-COUNT, OTHERS = 11, 14
+COUNT = 11
+OTHERS = 14
 BATCH = 6
 
 
@@ -90,7 +91,8 @@ def test_a_folder_of_samples(tmp_path):
         del arrays["truncated"]
         np.savez(shard, **arrays)
         shard.with_suffix(".json").write_text("{}")
-    found, same = open_images(tmp_path / "set"), open_images(tmp_path / "set.npz")
+    found = open_images(tmp_path / "set")
+    same = open_images(tmp_path / "set.npz")
     assert (found.count, found.shape) == (same.count, same.shape) == (7, (16, 16, 1))
     batches = list(found.batches(2))
     assert [len(batch) for batch in batches] == [2, 2, 2, 1]
@@ -108,10 +110,8 @@ def gaussian(size: int) -> Gaussian:
 
 
 def test_statistics_come_back(tmp_path):
-    path, written = (
-        tmp_path / "x.npz",
-        Statistics(gaussian(6), gaussian(5), 17, "abc tf1"),
-    )
+    path = tmp_path / "x.npz"
+    written = Statistics(gaussian(6), gaussian(5), 17, "abc tf1")
     fid.write_statistics(path, written)
     found, images = fid.open_reference(path)
     assert images is None and (found.images, found.network) == (17, "abc tf1")
@@ -178,7 +178,8 @@ def test_only_the_published_weights_give_fid(made, network, report):
 @pytest.mark.slow
 def test_the_command_and_its_statistics(made, network, report, tmp_path, capsys):
     """Statistics made of a set stand for it; they know the network that saw it."""
-    file, network_folder = tmp_path / "b.npz", str(made / "inception")
+    file = tmp_path / "b.npz"
+    network_folder = str(made / "inception")
     command = [
         "evaluate",
         "--samples",

@@ -58,7 +58,8 @@ def test_finite_splits_are_disjoint(tmp_path):
     images = lambda split: {
         image.tobytes() for image in data.batch(0, 20, split=split).images
     }
-    train, held_out = images("train"), images("held-out")
+    train = images("train")
+    held_out = images("held-out")
     assert train and held_out and not train & held_out
 
 

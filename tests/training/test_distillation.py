@@ -49,7 +49,8 @@ def test_distilling_brings_the_draft_closer():
     """The loss on fresh batches falls to less than a third; without learning it does
     not."""
     learning = distillation.learning(RUN, (MODEL, target()))
-    state, fresh = init_state(RUN), init_state(RUN)
+    state = init_state(RUN)
+    fresh = init_state(RUN)
 
     def divergence(state, step):
         state, loss = learning.step(step, state, learning.batch(step))
@@ -59,7 +60,8 @@ def test_distilling_brings_the_draft_closer():
     for step in range(RUN.steps):
         state, of_step = divergence(state, step)
         found.append(of_step)
-    first, last = np.mean(found[:5]), np.mean(found[-20:])
+    first = np.mean(found[:5])
+    last = np.mean(found[-20:])
     assert last < first / 3
     idle = [
         divergence(jax.tree.map(jnp.copy, fresh), step)[1]

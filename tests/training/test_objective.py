@@ -31,7 +31,8 @@ from cspd_jax.training.image.mar import (
 
 def whole_model(f, bucket):
     """The recorded evaluation of the full objective, as arguments of ours."""
-    model, mask = MARModel(f.config), jnp.asarray(f["train/model/mask"])
+    model = MARModel(f.config)
+    mask = jnp.asarray(f["train/model/mask"])
     tokens = jnp.asarray(
         patchify(f["train/model/latents"].transpose(0, 2, 3, 1), f.config.patch_size)
     )
@@ -83,7 +84,8 @@ def test_mask_ratio_is_a_left_truncated_normal():
     """20000 draws against the mean of the distribution; false alarm below 1e-6 (5
     standard errors)."""
     length = 32**2
-    model, of_mar = dataclasses.replace(TINY.model, seq_len=length), (0.7, 0.25)
+    model = dataclasses.replace(TINY.model, seq_len=length)
+    of_mar = (0.7, 0.25)
     config = dataclasses.replace(
         TINY, model=model, least_mask_ratio=of_mar[0], mask_ratio_deviation=of_mar[1]
     )

@@ -23,7 +23,8 @@ from cspd_jax.training.text import states
 from cspd_jax.training.text.rows import answers as answered
 from cspd_jax.training.text.states import head_config
 
-LENGTH, OWN = 24, 40
+LENGTH = 24
+OWN = 40
 LAYERS = (0, 1, 2)
 PROMPTS = [[1, 3 + i % 40, 5] for i in range(32)]
 
@@ -94,7 +95,8 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
     """What turn k says at place i is what a drafter says that was given states up to
     place i - k and drafted the k tokens that are there."""
     network, own, given = begun()
-    rows, count = answers.rows(slice(2)), 3
+    rows = answers.rows(slice(2))
+    count = 3
     learned = {name: part for name, part in own.items() if name != "ids"}
     by_turns = np.asarray(
         jax.jit(lambda: states.turns(network, learned, given, rows, count))()
@@ -106,18 +108,18 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
     @jax.jit
     def drafted(known):
         """Logits [count, B, V] with states up to place `known`."""
-        cache, at = (
-            network.empty_cache(2, LENGTH),
-            jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH)),
-        )
+        cache = network.empty_cache(2, LENGTH)
+        at = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
         at = jnp.where(at <= known, at, LENGTH)
         state, cache = network.apply(whole, following, joined, at, cache)
-        found, state = [network.logits(whole, state[:, known])], state[:, known]
+        found = [network.logits(whole, state[:, known])]
+        state = state[:, known]
         for k in range(1, count):
             place = jnp.full((2, 1), known + k)
             token = jnp.take_along_axis(following, place, axis=1)
             after, cache = network.apply(whole, token, state[:, None], place, cache)
-            found, state = [*found, network.logits(whole, after[:, 0])], after[:, 0]
+            found = [*found, network.logits(whole, after[:, 0])]
+            state = after[:, 0]
         return jnp.stack(found)
 
     for known in (0, 4, 11):
@@ -188,7 +190,8 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
         str(prompts),
     ]
     flags += ["--samples", "64", "--json"]
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     assert main(["distill", *flags, "--out", str(first)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert 0 < report["acceptance"] < 1 and 0 < report["coverage"] <= 1

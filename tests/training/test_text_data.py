@@ -56,7 +56,8 @@ CORPUS = tuple(
 def test_streams_and_windows(monkeypatch):
     monkeypatch.setattr(corpus, "documents", lambda: CORPUS)
     texts = Texts(8)
-    decode, stream = ByteTokenizer().decode, texts.streams["train"]
+    decode = ByteTokenizer().decode
+    stream = texts.streams["train"]
     assert decode(stream) == "".join(d.text for d in CORPUS[1:])
     assert decode(texts.streams["held-out"]) == CORPUS[0].text
     assert (stream == END_OF_TEXT).sum() == 4 and stream[0] == stream[-1] == END_OF_TEXT

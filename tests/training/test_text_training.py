@@ -143,10 +143,8 @@ def test_masked_objective_against_enumeration():
 
 @pytest.mark.parametrize("config", [TINY, MASKED], ids=["causal", "masked"])
 def test_the_objective_is_learnt(config, tmp_path):
-    before, after = (
-        init(config.model, jax.random.key(0)),
-        trained(config, tmp_path).params,
-    )
+    before = init(config.model, jax.random.key(0))
+    after = trained(config, tmp_path).params
     bits = lambda params: objective.measure(TEXTS, LM(config.model), params)[
         "held_out_bits_per_byte"
     ]
@@ -181,13 +179,15 @@ def test_distilling_brings_the_draft_closer(tmp_path, config, monkeypatch):
 def test_rows_of_the_target_itself(tmp_path):
     """They begin as the data does, follow the target's distribution, and are made
     once."""
-    texts, lm = Texts(PROMPT + 32), untied(TINY)
+    texts = Texts(PROMPT + 32)
+    lm = untied(TINY)
     params, logs = unigram(lm)
     path = tmp_path / "samples.npz"
     made = continuations((lm, params), texts, 128, path, 0)
     begun = np.concatenate([texts.batch(i, 64)[:, :PROMPT] for i in range(2)])
     chex.assert_trees_all_equal(made[:, :PROMPT], begun)
-    own, chance = made[:, PROMPT:], np.exp(logs)
+    own = made[:, PROMPT:]
+    chance = np.exp(logs)
     for x in np.argsort(-chance)[:10]:
         deviation = math.sqrt(chance[x] * (1 - chance[x]) / own.size)
         assert abs((own == x).mean() - chance[x]) < 4.5 * deviation
@@ -223,11 +223,9 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     """Train a target, distil a draft of it from its own samples and the data."""
     config = dataclasses.replace(TINY, steps=12, decay=4, data=Texts(PROMPT + 8))
     monkeypatch.setitem(presets.PRESETS, "tiny", config)
-    target, draft, asked = (
-        tmp_path / "target",
-        tmp_path / "draft",
-        ["--preset", "tiny", "--json", "--out"],
-    )
+    target = tmp_path / "target"
+    draft = tmp_path / "draft"
+    asked = ["--preset", "tiny", "--json", "--out"]
     assert main(["train", *asked, str(target)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["steps"] == 12 and 0 < report["held_out_bits_per_byte"] < 9

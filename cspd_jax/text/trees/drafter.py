@@ -65,10 +65,12 @@ class TreeDrafter:
     def draft(
         self, params: Any, cache: Any, request: DraftRequest
     ) -> tuple[Branches, Any]:
-        tree, batch = self.tree, request.tokens.shape[0]
+        tree = self.tree
+        batch = request.tokens.shape[0]
         logits, cache = read_last_two(self.network, params, cache, request)
         last = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
-        tokens, log_q = [last], []
+        tokens = [last]
+        log_q = []
         for depth in range(tree.depth):
             if depth > 0:
                 logits, cache = see_nodes(
@@ -84,7 +86,8 @@ class TreeDrafter:
             drawn, distributions = draw_children(tree, request, logits, depth, ids)
             tokens.append(drawn.reshape(batch, -1))
             log_q.append(distributions)
-        passes, rows = tree.depth, batch * (2 + sum(tree.levels[1:-1]))
+        passes = tree.depth
+        rows = batch * (2 + sum(tree.levels[1:-1]))
         return Branches(
             jnp.concatenate(tokens, axis=1),
             None if request.sampling.greedy else tuple(log_q),

@@ -46,11 +46,14 @@ class HeadTreeDrafter:
     def draft(
         self, params: Any, cache: Any, request: DraftRequest
     ) -> tuple[Branches, Any]:
-        tree, batch = self.tree, request.tokens.shape[0]
-        count, last = tree.depth + 1, request.length[:, None] - 1
+        tree = self.tree
+        batch = request.tokens.shape[0]
+        count = tree.depth + 1
+        last = request.length[:, None] - 1
         seen, cache = HeadDrafter(self.head).see(params, cache, request, count)
         state = seen[:, -1:]
-        tokens, log_q = [jnp.take_along_axis(request.tokens, last, axis=1)], []
+        tokens = [jnp.take_along_axis(request.tokens, last, axis=1)]
+        log_q = []
         for depth in range(tree.depth):
             if depth > 0:
                 parents = jnp.repeat(state, tree.widths[depth - 1], axis=1)
@@ -85,7 +88,8 @@ class HeadTreeDrafter:
     ) -> tuple[Array, Any]:
         """Returns the states of the nodes of a depth, each at the place of its parent's
         token, and the cache."""
-        tree, text = self.tree, request.tokens.shape[1]
+        tree = self.tree
+        text = request.tokens.shape[1]
         nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
         slots = jnp.where(
             request.count[:, None] > 0, text + nodes - 1, text + tree.drafts

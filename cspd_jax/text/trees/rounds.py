@@ -194,7 +194,8 @@ def _walk_by_rule(
     """
 
     def choose(depth: int, node: Array, drafts: Array):
-        p, count = log_p[node], len(drafts)
+        p = log_p[node]
+        count = len(drafts)
         if not count:
             return jnp.int32(0), (p, jnp.zeros((), bool))
         q = log_q[depth][node - tree.starts[depth]].astype(p.dtype)
@@ -213,8 +214,11 @@ def _walk(tree: Tree, tokens: Array, choose: Callable) -> tuple[Array, Array, An
     choose: maps a depth, a node at it and its children's tokens [k] to (which of them
         is accepted, or k; any pytree).
     """
-    node, tau, walking = jnp.int32(0), jnp.int32(0), jnp.ones((), bool)
-    said, path = None, []
+    node = jnp.int32(0)
+    tau = jnp.int32(0)
+    walking = jnp.ones((), bool)
+    said = None
+    path = []
     for depth, width in enumerate((*tree.widths, 0)):
         first = (
             tree.starts[depth + 1] + (node - tree.starts[depth]) * width if width else 0

@@ -23,7 +23,8 @@ class Tree:
     widths: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        nodes, level = 0, 1
+        nodes = 0
+        level = 1
         for width in self.widths:
             level *= width
             nodes += level

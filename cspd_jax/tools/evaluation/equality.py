@@ -39,7 +39,8 @@ def by_classifier(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
         centred.shape[0] < centred.shape[1]
     )  # then the smaller matrix is that of the rows
     squares, axes = np.linalg.eigh(centred @ centred.T if wide else centred.T @ centred)
-    axes, squares = axes[:, -_COMPONENTS:], np.maximum(squares[-_COMPONENTS:], 0)
+    axes = axes[:, -_COMPONENTS:]
+    squares = np.maximum(squares[-_COMPONENTS:], 0)
     main = axes * np.sqrt(squares) if wide else centred @ axes
     return classifier_p_value(main[: len(x)], main[len(x) :])
 
@@ -56,7 +57,8 @@ def _largest_z(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
     there are."""
     both = np.concatenate([x, y]).astype(np.float64)
     moments = np.concatenate([both, (both - both.mean(0)) ** 2], axis=1)
-    first, second = moments[: len(x)], moments[len(x) :]
+    first = moments[: len(x)]
+    second = moments[len(x) :]
     spread = np.sqrt(first.var(0) / len(x) + second.var(0) / len(y)) + 1e-12
     z = np.abs(first.mean(0) - second.mean(0)) / spread
     return float(z.max()), len(z)
@@ -132,7 +134,8 @@ def permuted_p_value(
     -1 for the others, permuted within `strata` [2 n]. It is never below 1 /
     (permutations + 1)."""
     signs = np.repeat(np.array([1.0, -1.0], np.float32), n)
-    random, found = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    found = []
     truth = statistic(signs[None])[0]
     for size in np.diff([*range(0, permutations, 500), permutations]):
         splits = np.broadcast_to(signs, (size, 2 * n)).copy()

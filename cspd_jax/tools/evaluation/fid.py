@@ -99,7 +99,8 @@ def precision_recall(
     centre = reference.mean(axis=0, dtype=np.float64).astype(
         np.float32
     )  # less cancellation
-    samples, reference = samples - centre, reference - centre
+    samples = samples - centre
+    reference = reference - centre
     return _within(samples, reference, radii(reference, k)), _within(
         reference, samples, radii(samples, k)
     )
@@ -228,7 +229,8 @@ def evaluate(
     if images is not None:
         other, others = look(images, network, batch, how)
         stored = stored or other
-        x, y = found.pool[:MOST_NEIGHBOURS], others.pool[:MOST_NEIGHBOURS]
+        x = found.pool[:MOST_NEIGHBOURS]
+        y = others.pool[:MOST_NEIGHBOURS]
         right, covered = precision_recall(x, y)
         report |= {"precision": right / len(x), "recall": covered / len(y)}
     if stored is not None:

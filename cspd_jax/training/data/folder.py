@@ -45,7 +45,8 @@ class Folder:
     def images(self) -> Batch:
         """All images, uint8, with their labels; files that cannot be read are left
         out."""
-        read, labels = [], []
+        read = []
+        labels = []
         for path, label in tqdm(list_images(self.root)[1], desc="images", disable=None):
             try:
                 read.append(read_image(path, self.size, self.channels))

@@ -30,10 +30,8 @@ _SHEAR = 0.1  # the largest, a tangent
 _STRETCH = 0.08  # the largest change of a side's logarithm
 _SHIFT = 1.0  # the largest
 _ELASTIC = 0.5  # standard deviation of the displacement of the knots of a 4 x 4 grid
-_BOLD, _WEIGHT = (
-    0.25,
-    0.35,
-)  # the mean of what is added to the stroke's half width, the largest deviation
+_BOLD = 0.25  # the mean of what is added to the stroke's half width
+_WEIGHT = 0.35  # the largest deviation from it
 _CONTRAST = 0.2  # how far ink and background may be from the ends of [-1, 1]
 _GRADIENT = (
     0.1  # the largest difference of the background between the centre and an edge
@@ -131,9 +129,12 @@ def bilinear(
     """Samples fields[which[b]] at (rows, columns) [B, H, W], clamped to the border: [B,
     H, W]."""
     side = fields.shape[-1]
-    rows, columns = np.clip(rows, 0, side - 1.001), np.clip(columns, 0, side - 1.001)
-    top, left = rows.astype(np.int32), columns.astype(np.int32)
-    down, right = rows - top, columns - left
+    rows = np.clip(rows, 0, side - 1.001)
+    columns = np.clip(columns, 0, side - 1.001)
+    top = rows.astype(np.int32)
+    left = columns.astype(np.int32)
+    down = rows - top
+    right = columns - left
     flat = fields.reshape(-1)
     corner = which[:, None, None].astype(np.int32) * (side * side) + top * side + left
     upper = flat[corner] * (1 - right) + flat[corner + 1] * right
@@ -144,7 +145,8 @@ def bilinear(
 def _colour(random: np.random.Generator, ink: np.ndarray) -> np.ndarray:
     """Puts bright ink (coverage [B, H, W]) on a dark background with a gentle slope, in
     [-1, 1]."""
-    size, side = ink.shape[0], ink.shape[1]
+    size = ink.shape[0]
+    side = ink.shape[1]
     background = random.uniform(-1 + _GRAIN, -1 + _CONTRAST, (size, 1, 1))
     foreground = random.uniform(1 - _CONTRAST, 1 - _GRAIN, (size, 1, 1))
     slope = random.uniform(-_GRADIENT, _GRADIENT, (2, size, 1, 1))
@@ -179,7 +181,8 @@ def distance_field(font: str, character: str) -> np.ndarray:
     if character == " ":
         return np.full((FIELD, FIELD), -np.float32(FIELD))
     ink = _rendered(font, character)
-    rows, columns = np.nonzero(ink.any(axis=1))[0], np.nonzero(ink.any(axis=0))[0]
+    rows = np.nonzero(ink.any(axis=1))[0]
+    columns = np.nonzero(ink.any(axis=0))[0]
     box = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     inner = (FIELD - 2 * MARGIN) * _FINE
     scale = inner / max(box.shape)

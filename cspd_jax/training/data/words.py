@@ -29,10 +29,8 @@ CELL = 8  # pixels along the side of a letter's square cell
 _EXTENT = 7.0  # the longer side of a letter's box
 _ZOOM = 0.02  # the largest change of the extent's logarithm
 _SHIFT = 0.2  # the largest shift of letters within their cells
-_BOLD, _WEIGHT = (
-    0.15,
-    0.08,
-)  # the mean of what is added to the stroke's half width, the largest deviation
+_BOLD = 0.15  # the mean of what is added to the stroke's half width
+_WEIGHT = 0.08  # the largest deviation from it
 _CONTRAST = 0.1  # how far ink and background may be from the ends of [-1, 1]
 _GRAIN = 0.02  # standard deviation of noise on every pixel
 
@@ -93,7 +91,8 @@ class Words:
 
     def pictures(self, random: np.random.Generator, pages: np.ndarray) -> np.ndarray:
         """Draws images in [-1, 1] of pages [B, LINES, LINES]."""
-        size, cells = len(pages), LINES**2
+        size = len(pages)
+        cells = LINES**2
         fonts = random.integers(len(self.fonts), size=size)
         extent = (_EXTENT * np.exp(random.uniform(-_ZOOM, _ZOOM, size))).astype(
             np.float32
@@ -142,11 +141,9 @@ class Cells:
     the letters."""
 
     def __init__(self, data: Words):
-        self._data, self.shape, self.class_names = (
-            data,
-            (CELL, CELL, 1),
-            tuple(data.letters),
-        )
+        self._data = data
+        self.shape = (CELL, CELL, 1)
+        self.class_names = tuple(data.letters)
 
     def batch(
         self, index: int, size: int, *, seed: int = 0, split: Split = "train"

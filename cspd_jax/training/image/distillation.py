@@ -35,7 +35,9 @@ from cspd_jax.training.run import MASK, MEASURE, Learning, run_key
 
 Array = jax.Array
 
-_DRAWS, _STEPS = 0, 1  # what the key of a step is folded with
+# What the key of a step is folded with.
+_DRAWS = 0
+_STEPS = 1
 _IMAGES = 16  # on which acceptance is reported
 
 

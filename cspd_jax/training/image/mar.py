@@ -3,8 +3,8 @@ variance term.
 
 For a token x_0, a timestep t and noise e, x_t = sqrt(a_t) x_0 + sqrt(1 - a_t) e and
 
-    loss = |eps(x_t, t, z) - e|^2 / d  +  KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t,
-    z)) / (d ln 2)
+    loss = |eps(x_t, t, z) - e|^2 / d
+         + KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t, z)) / (d ln 2)
 
 where the gradient of the second term reaches the variance only (its mean is stopped),
 and at t = 0 it is the negative log-likelihood of x_0 on a grid of 8-bit values.
@@ -248,7 +248,8 @@ def kl_divergence(q: Gaussian, p: Gaussian) -> Array:
 def discretised_log_likelihood(p: Gaussian, x: Array) -> Array:
     """Returns, per coordinate, the log mass that p puts on the 8-bit bin of x (bins
     tile [-1, 1], open ends)."""
-    centred, precision = x - p.mean, jnp.exp(-0.5 * p.log_var)
+    centred = x - p.mean
+    precision = jnp.exp(-0.5 * p.log_var)
     above = _normal_cdf(precision * (centred + 1 / 255))
     below = _normal_cdf(precision * (centred - 1 / 255))
     mass = jnp.where(x < -0.999, above, jnp.where(x > 0.999, 1 - below, above - below))
@@ -296,7 +297,8 @@ def objective(
     c, x, eps, v = denoised(model, params, _EVERY, x0, z, draws.t, draws.noise)
     mse = jnp.mean((eps - draws.noise) ** 2, axis=-1)
     mse = mse * level_weights(max_weight)[draws.t] if max_weight > 1 else mse
-    p, q = transition(c, x, jax.lax.stop_gradient(eps), v), posterior(c, x0, x)
+    p = transition(c, x, jax.lax.stop_gradient(eps), v)
+    q = posterior(c, x0, x)
     nats = jnp.where(
         draws.t[..., None] == 0, -discretised_log_likelihood(p, x0), kl_divergence(q, p)
     )

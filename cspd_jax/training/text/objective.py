@@ -102,7 +102,8 @@ def cross_entropy(view: View, logits: Array) -> Array:
 
 def divergence(view: View, target: Array, draft: Array) -> Array:
     """Returns KL(target || draft) in bits per id, given logits [B, L, V]."""
-    log_p, log_q = jax.nn.log_softmax(target), jax.nn.log_softmax(draft)
+    log_p = jax.nn.log_softmax(target)
+    log_q = jax.nn.log_softmax(draft)
     return _mean(view, jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1))
 
 
@@ -128,7 +129,8 @@ def measure(
     greedy: fraction of predictions with the same most likely id.
     divergence: KL(p || q) in bits per id.
     """
-    stream, length = texts.streams["held-out"], texts.length
+    stream = texts.streams["held-out"]
+    length = texts.length
     count = min(_TOGETHER, len(stream) // length)
     rows = stream[: len(stream) // (count * length) * count * length].reshape(
         -1, count, length
@@ -162,7 +164,8 @@ def _measured(
         return found
     p = target.forward(target_params, shown.seen)
     overlap = jnp.sum(jnp.minimum(jax.nn.softmax(p), jax.nn.softmax(q)), axis=-1)
-    same, asked = jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1), shown.weight > 0
+    same = jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1)
+    asked = shown.weight > 0
     mean = lambda values: jnp.sum(values * asked) / jnp.maximum(jnp.sum(asked), 1)
     beside = {
         "acceptance": mean(overlap),

@@ -133,11 +133,10 @@ def answers(
 
     def make(part: int) -> tuple[Any, ...]:
         turn, chosen = np.divmod(part * PART + np.arange(PART), len(prompts))
-        key, given = jax.random.fold_in(run_key(seed, SAMPLES), part), lengths[chosen]
-        heat, new = (
-            jnp.where((turn + chosen) % 2, 0, TEMPERATURE),
-            jnp.asarray(length - given),
-        )
+        key = jax.random.fold_in(run_key(seed, SAMPLES), part)
+        given = lengths[chosen]
+        heat = jnp.where((turn + chosen) % 2, 0, TEMPERATURE)
+        new = jnp.asarray(length - given)
         options = text.Options(temperature=heat, max_new_tokens=new, max_len=length)
         asked = Prompts(padded[chosen].astype(np.int32), given)
         made, info = text.generate(key, target, asked, options=options)
@@ -156,7 +155,8 @@ def thoughts(
     of `Taught`."""
 
     def of_row(row: Array) -> tuple[Array, Array, Array]:
-        at, cache = jnp.arange(len(row))[None], model.empty_cache(1, len(row))
+        at = jnp.arange(len(row))[None]
+        cache = model.empty_cache(1, len(row))
         hidden, _, states = model.hidden(params, row[None], at, cache, entering)
         logits = model.logits(params, hidden)[0, :, : model.config.known_ids]
         narrow = jnp.bfloat16

@@ -60,7 +60,8 @@ def learning(config: HeadTrainConfig, rows: Taught, given: Given) -> Learning:
 
     def loss(params: Any, _: Array, batch: Taught, given: Given) -> tuple[Array, Array]:
         log_p, there = wanted(given, batch)
-        p, place = jnp.exp(log_p), jnp.arange(batch.tokens.shape[1])
+        p = jnp.exp(log_p)
+        place = jnp.arange(batch.tokens.shape[1])
         logits = turns(head, params, given, batch, config.fed_back + 1)
         bits = -jnp.sum(p * jax.nn.log_softmax(logits), axis=-1) / jnp.log(2.0)
         turn = jnp.arange(len(bits))
@@ -121,7 +122,8 @@ def first_params(
     target's layers, last norm and logits, for states of which the highest counts."""
     fresh = init_params(config, run_key(seed, INIT))
     fresh.pop("ids")
-    last, width = target[f"layers_{depth - 1}"], config.layer.width
+    last = target[f"layers_{depth - 1}"]
+    width = config.layer.width
     join = fresh["join"]["kernel"].at[-width:].set(jnp.eye(width))
     attention = {
         **fresh["attention"],
