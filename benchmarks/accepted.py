@@ -200,9 +200,8 @@ def replaying(
     steps = speculation.verify_steps
     paths = rounds.verify_paths
     transitions = rounds.verify_transitions
-    unless_negative = lambda recorded, own: jnp.where(
-        recorded < 0, own, recorded
-    )  # the compiler cannot know
+    # The compiler cannot know.
+    unless_negative = lambda recorded, own: jnp.where(recorded < 0, own, recorded)
 
     def chain(inputs, draft, keys):
         verdict = steps(inputs, draft, keys)

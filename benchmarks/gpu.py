@@ -3,9 +3,9 @@ where does the time go.
 
     bash benchmarks/gpu.sh  # no row begins after seven minutes; again to go on
     python benchmarks/gpu.py --toy  # all of it on a CPU, at toy sizes
-    # the same programs counted for an H100, without one
+    # The same programs counted for an H100, without one.
     python benchmarks/gpu.py --count
-    # groups by name, some of which are left out otherwise
+    # Groups by name, some of which are left out otherwise.
     python benchmarks/gpu.py --only "MAR-B on a CPU"
     python benchmarks/gpu.py --pages  # puts it into README.md and docs/benchmarks.md
 
@@ -408,9 +408,8 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    args = begin(
-        make_parser(), quick="--count" not in sys.argv
-    )  # counted are kernels of optimised programs
+    # Counted are kernels of optimised programs.
+    args = begin(make_parser(), quick="--count" not in sys.argv)
     file = args.file or (COUNTED if args.count else MEASURED)
     if args.pages:
         for path, text in pages(rows_of(file), rows_of(COUNTED)).items():
@@ -457,9 +456,8 @@ def chosen(args: Any, device_loops: bool = False) -> dict[str, Makers]:
     if not args.toy:
         return found
     few = {name: makers[-2:] for name, makers in found.items() if name not in ALIKE}
-    return few | {
-        FIRST: every[FIRST][1:4:2]
-    }  # chains, by the loops of the host and of the device
+    # chains, by the loops of the host and of the device
+    return few | {FIRST: every[FIRST][1:4:2]}
 
 
 if __name__ == "__main__":

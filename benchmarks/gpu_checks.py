@@ -240,9 +240,8 @@ def profile(call: Callable[[], Any]) -> dict[str, Any]:
         file = next(Path(folder).rglob("*.xplane.pb"))
         planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
     on_device = [plane for plane in planes if "GPU" in plane.name]
-    lines = [
-        line for plane in on_device or planes for line in plane.lines
-    ]  # a CPU has no plane of its own
+    # A CPU has no plane of its own.
+    lines = [line for plane in on_device or planes for line in plane.lines]
     events = [
         event
         for line in lines

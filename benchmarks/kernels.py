@@ -92,9 +92,8 @@ class Launches(NamedTuple):
 
 
 READ = Launches(reads=1, seconds=HOST_READ)
-SET = Launches(
-    kernels=1, seconds=LAUNCH
-)  # the device sets what comes next in a command buffer
+# the device sets what comes next in a command buffer
+SET = Launches(kernels=1, seconds=LAUNCH)
 
 
 class Instruction(NamedTuple):
@@ -339,9 +338,8 @@ def h100() -> jax.sharding.Sharding:
     """Returns a device that can be compiled for and not run on."""
     from jax.experimental import topologies
 
-    os.environ.setdefault(
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1"
-    )  # there is no driver to ask
+    # There is no driver to ask.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     found = topologies.get_topology_desc(
         "h100", "cuda", target_config=H100, topology="1x1x1"
     )

@@ -1,11 +1,11 @@
 """Masked-diffusion text: passes and seconds of self-speculation and of stepwise
 decoding, in one run.
 
-    # the model that comes with the package, several minutes
+    # The model that comes with the package, several minutes.
     python benchmarks/masked.py
-    # passes alone, of 23 prompts one at a time
+    # Passes alone, of 23 prompts one at a time.
     python benchmarks/masked.py --only alone
-    # temperatures and cuts as Dream and LLaDA are run
+    # Temperatures and cuts as Dream and LLaDA are run.
     python benchmarks/masked.py --only sampled
 
 Prompts are beginnings of held-out texts. Every text is compared with that of its

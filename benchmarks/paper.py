@@ -4,7 +4,7 @@
     python benchmarks/paper.py --list
     python benchmarks/paper.py table1 equation35 --out paper
     python benchmarks/paper.py --out paper  # all of them
-    # what docs/images.md shows
+    # What docs/images.md shows.
     python benchmarks/paper.py table1 --steps ddim100 --gamma 3 8
 
 Each item is FOLDER/NAME.json, NAME.md and NAME.png; one whose JSON is there is not made

@@ -2,9 +2,9 @@
 words.
 
     python benchmarks/rivals.py OUT.json  # generate what is missing, test, print
-    # from what is there
+    # From what is there.
     python benchmarks/rivals.py OUT.json --markdown --picture docs/rivals.png
-    # pictures of an exact and a lossy way
+    # Pictures of an exact and a lossy way.
     python benchmarks/rivals.py OUT.json --rows docs/words.png
 
 Images are kept in the folder OUT, so an interrupted run goes on where it was. Words are
@@ -67,11 +67,12 @@ SAMPLED = {
     "temperature": 0.9,
     "respacing": "ddim100",
 }  # in every cell
+# Of a toy.
 SHORT = {
     "respacing": f"ddim{TOY_STEPS}",
     "num_iter": 8,
     "anneal": Annealing(TOY_STEPS, 2),
-}  # of a toy
+}
 REFERENCE_SEED = 41
 TOY_READER = dataclasses.replace(measures.READER, steps=2, batch=64)
 
@@ -185,9 +186,8 @@ def summary(made: dict, x: Pictures, reference: Pictures) -> dict[str, Any]:
         "sequential": dict(zip(NETWORKS, np.mean(made["sequential"], axis=0).tolist())),
         "seconds_per_image": float(np.quantile(made["seconds"], 0.1) / BATCH),
         "words": float(right.mean()),
-        "words_error": float(
-            right.mean(axis=1).std() / np.sqrt(n)
-        ),  # lines of a picture may be dependent
+        # Lines of a picture may be dependent.
+        "words_error": float(right.mean(axis=1).std() / np.sqrt(n)),
         "p": {
             "misspelt": measures.as_often_right(x.words, other.words, x.labels),
             **{

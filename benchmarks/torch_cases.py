@@ -101,9 +101,8 @@ def mar_case(
         rows = (1 + guided) * batch
         length = config.seq_len
         first = config.seq_len * 3 // 8
-        with torch.device(
-            device()
-        ):  # not around what is timed, where it slows every call
+        # Not around what is timed, where it slows every call.
+        with torch.device(device()):
             model = reference_torch.MAR(config).to(getattr(torch, dtype))
         with waited_for():
             for parameter in model.parameters():

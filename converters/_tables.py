@@ -22,15 +22,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cspd_jax.check import UserError
 
 Shape = tuple[int, ...]
-Args = Mapping[
-    str, Any
-]  # what a file says besides its tensors, such as the arguments of a training
+# What a file says besides its tensors, such as the arguments of a training.
+Args = Mapping[str, Any]
 NO_ARGS: Args = types.MappingProxyType({})
 # (path of a parameter, the array) -> what becomes of it
 Put = Callable[[tuple[str, ...], np.ndarray], Any]
-Table = tuple[
-    tuple[str, str], ...
-]  # (pattern of the Flax module path, checkpoint's module name)
+# (pattern of the Flax module path, checkpoint's module name)
+Table = tuple[tuple[str, str], ...]
 
 _LEAVES = {
     "kernel": ".weight",
@@ -215,9 +213,8 @@ class Format:
         )
         for entry in wanted:
             dtype = tensors[entry.name].dtype
-            if not jnp.issubdtype(
-                dtype, jnp.floating
-            ):  # such as integers that would need scales
+            # Such as integers that would need scales.
+            if not jnp.issubdtype(dtype, jnp.floating):
                 raise UserError(
                     f"tensor {entry.name} has type {dtype}; weights are floating point"
                 )

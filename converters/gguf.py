@@ -90,9 +90,8 @@ class GGUFTensor:
             return np.ascontiguousarray(self.data).view(self.dtype).reshape(self.shape)
         from gguf import GGMLQuantizationType, quants
 
-        with np.errstate(
-            all="ignore"
-        ):  # scales of damaged files; whoever fills in parameters refuses them
+        # Scales of damaged files; whoever fills in parameters refuses them.
+        with np.errstate(all="ignore"):
             return quants.dequantize(
                 self.data, GGMLQuantizationType[self.stored]
             ).reshape(self.shape)
@@ -130,7 +129,7 @@ def open_gguf(path: str | os.PathLike) -> GGUF:
     try:
         reader = GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
-    # the package checks nothing, and stumbles in many ways over a damaged file
+    # The package checks nothing, and stumbles in many ways over a damaged file.
     except Exception as error:
         raise UserError(f"{path} is damaged, or no GGUF file ({error})") from None
     tensors = {

@@ -20,12 +20,13 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
+# Kept with the converted model.
 COMPANIONS = (
     TOKENIZER,
     "tokenizer_config.json",
     GENERATION,
     CHAT_TEMPLATE,
-)  # kept with the converted model
+)
 
 
 class Values(dict[str, Any]):

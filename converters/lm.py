@@ -54,10 +54,11 @@ _ROPE_AT_TOP = (
     "rotary_pct",
     "original_max_position_embeddings",
 )
+# The older and the newer one, which is heeded.
 _ROPE_GROUPS = (
     "rope_scaling",
     "rope_parameters",
-)  # the older and the newer one, which is heeded
+)
 _EXPERTS = (
     "num_experts",
     "num_local_experts",

@@ -54,11 +54,12 @@ _NAMES = {  # how names of tensors begin that only one kind has, the first kind 
     "flux": ("encoder.", "decoder."),
     "inception": ("Conv2d_1a_3x3.", "Mixed_"),
 }
+# Of a training checkpoint; the first is taken.
 _STATE_DICTS = (
     "model_ema",
     "ema",
     "model",
-)  # of a training checkpoint; the first is taken
+)
 
 
 @dataclasses.dataclass(frozen=True)

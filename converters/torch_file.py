@@ -28,7 +28,7 @@ import numpy as np
 
 from cspd_jax.check import UserError
 
-# what a file of before PyTorch 1.6 begins with
+# What a file of before PyTorch 1.6 begins with.
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
@@ -93,7 +93,7 @@ def open_checkpoint(path: str | os.PathLike) -> Any:
             return _open_old(path, file) if old else _open_zip(path, file)
     except UserError:
         raise
-    # zipfile, pickle and what a damaged file calls with wrong arguments raise many
+    # Zipfile, pickle and what a damaged file calls with wrong arguments raise many.
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         raise UserError(

@@ -12,9 +12,8 @@ def command() -> None:
     """Runs the command of this process and ends it. SIGTERM ends it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if code := main():
-        os._exit(
-            code
-        )  # threads in the middle of something only add to what has been said
+        # Threads in the middle of something only add to what has been said.
+        os._exit(code)
 
 
 if __name__ == "__main__":

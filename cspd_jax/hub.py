@@ -41,23 +41,24 @@ TEXT_DEFAULTS = {
 NAMES = (*DEFAULTS, *MAR_PRESETS)  # of image models
 AUTOENCODER = flux.INSIDE  # within the checkpoint folder of a model that came with one
 REPOSITORY = "jadechoghari/mar"
-FILES = {
-    name: f"{name}.safetensors" for name in (*MAR_PRESETS, "kl16")
-}  # in that repository
+# In that repository.
+FILES = {name: f"{name}.safetensors" for name in (*MAR_PRESETS, "kl16")}
 REVISION_VARIABLE = "CSPD_HUB_REVISION"
+# Files of a language model.
 _OF_A_MODEL = [
     hf.CONFIG,
     "model*.safetensors",
     hf.INDEX,
     *hf.COMPANIONS,
-]  # files of a language model
+]
+# Of files alone: repositories may end in gguf.
 _ENDINGS = (
     ".pth",
     ".pt",
     ".ckpt",
     ".bin",
     ".safetensors",
-)  # of files alone: repositories may end in gguf
+)
 _SHIPPED = Path(__file__).parent / "defaults"
 _KINDS = {  # what a person calls a type, and the kinds of checkpoints that are of it
     ImageModel: ("model", tuple(IMAGE_KINDS)),

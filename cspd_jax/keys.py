@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from cspd_jax.check import UserError
 
 Array = jax.Array
-# of those of JAX the one that draws for each row of a batch as for it alone
+# Of those of JAX the one that draws for each row of a batch as for it alone.
 _GENERATOR = "threefry2x32"
 
 
@@ -62,9 +62,8 @@ def as_typed(key: Array) -> Array:
             " jax.random.key(0)"
         )
     try:
-        return jax.random.wrap_key_data(
-            key, impl=_GENERATOR
-        )  # of the old kind, jax.random.PRNGKey
+        # Of the old kind, jax.random.PRNGKey.
+        return jax.random.wrap_key_data(key, impl=_GENERATOR)
     except TypeError:
         raise UserError(
             f"key is uint32 {list(key.shape)}, which is no key of {_GENERATOR}; make it"
@@ -92,9 +91,8 @@ def independent_key(key: Array) -> Array:
         raise UserError(
             f"keys have shape {key.shape}; give one key, or one for each row"
         )
-    fold = lambda k: jax.random.fold_in(
-        k, 2**32 - 1
-    )  # more than there are rows or purposes
+    # More than there are rows or purposes.
+    fold = lambda k: jax.random.fold_in(k, 2**32 - 1)
     return fold(key) if key.ndim == 0 else jax.vmap(fold)(key)
 
 

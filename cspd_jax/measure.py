@@ -58,9 +58,8 @@ def median_seconds(
 ) -> dict[str, float]:
     """Measures the median seconds of each run, in turns. Each is called once before, to
     be compiled."""
-    if (
-        jax.process_count() > 1
-    ):  # each has its own clock, by which they would choose differently
+    # Each has its own clock, by which they would choose differently.
+    if jax.process_count() > 1:
         raise UserError(
             "nothing is chosen by time across processes: say which --method"
         )

@@ -24,11 +24,12 @@ if TYPE_CHECKING:  # a family loads no network of another, and a list of flags n
     from cspd_jax.networks.lm_config import LMConfig
 
 ImageConfig: TypeAlias = "MARConfig | SphereConfig | NextStepConfig"
+# The options that a checkpoint may have values for.
 SAMPLING = (
     "cfg",
     "cfg_schedule",
     "temperature",
-)  # the options that a checkpoint may have values for
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -152,9 +152,8 @@ def most_probable(logits: Array) -> Array:
     """The id [...] of the largest of logits [..., V], the first one if there are
     several; `NO_TOKEN` where that is not finite."""
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return jnp.where(
-        jnp.isfinite(jnp.max(logits, axis=-1)), best, NO_TOKEN
-    )  # of a NaN the largest is NaN
+    # Of a NaN the largest is NaN.
+    return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), best, NO_TOKEN)
 
 
 def gumbel_max(log_p: Array, noise: Array) -> Array:

@@ -24,9 +24,8 @@ MASKED_SIZE = 258
 
 CHAT_TEMPLATE = "chat_template.jinja"
 _FOLDERS = ("tokenizer", "")  # in our checkpoint folders, and in Hugging Face's
-Template: TypeAlias = Callable[
-    [Sequence[Mapping[str, str]]], str
-]  # of messages with a role and a content
+# Of messages with a role and a content.
+Template: TypeAlias = Callable[[Sequence[Mapping[str, str]]], str]
 
 
 class Tokenizer(Protocol):
@@ -63,7 +62,7 @@ class FileTokenizer:
         self._path = path
         self._known_ids = known_ids
         self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        # what is encoded here is neither cut nor filled up
+        # What is encoded here is neither cut nor filled up.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
@@ -122,9 +121,8 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
         found.append(text[len(whole) :] if complete else "")
         if complete:
             whole = text
-            if (
-                not text[-1:].isspace() and i - start >= 64
-            ):  # ids far back no longer matter
+            # Ids far back no longer matter.
+            if not text[-1:].isspace() and i - start >= 64:
                 start = i
                 whole = tokenizer.decode(ids[i : i + 1])
     return found

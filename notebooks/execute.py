@@ -38,9 +38,8 @@ def execute(path: Path) -> float:
                 output for output in cell.outputs if output.get("name") != "stderr"
             ]
             for output in cell.outputs:
-                output.get("data", {}).pop(
-                    "image/jpeg", None
-                )  # of pictures that are there as PNG, too
+                # Of pictures that are there as PNG, too.
+                output.get("data", {}).pop("image/jpeg", None)
     partial = path.with_suffix(".partial")
     nbformat.write(notebook, partial)
     partial.replace(path)

@@ -8,9 +8,8 @@ import sys
 # others left there nor write into it.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # threads of one test would be in the way of the others
+# Threads of one test would be in the way of the others.
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
     )
@@ -27,11 +26,12 @@ QUICK = "--xla_cpu_use_fusion_emitters=false"
 if "CSPD_JAX_TESTS" not in os.environ:  # else a test has started this process
     os.environ["CSPD_JAX_TESTS"] = "1"
     flags = os.environ.get("XLA_FLAGS", "")
+    # An unknown flag ends a process.
     trial = {
         **os.environ,
         "XLA_FLAGS": QUICK,
         "JAX_PLATFORMS": "cpu",
-    }  # an unknown flag ends a process
+    }
     command = [sys.executable, "-c", "import jax; jax.devices()"]
     if subprocess.run(command, env=trial, stderr=subprocess.DEVNULL).returncode == 0:
         os.environ["XLA_FLAGS"] = f"{flags} {QUICK}"

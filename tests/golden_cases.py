@@ -1,7 +1,7 @@
 """Compares the library with numbers recorded from the public PyTorch implementations of
 MAR and its speculative runner.
 
-    # the largest difference of every group, for every file in DIR
+    # The largest difference of every group, for every file in DIR.
     python tests/golden_cases.py DIR
 
 `fixture` and `GROUPS` are for the files mar_*.npz; for runs of the speculative runner

@@ -163,7 +163,7 @@ def main(folder: pathlib.Path) -> None:
             name, None if sizes == "none" else mesh_of(sizes)
         )
         print(name, sizes, flush=True)
-        # programs hold memory maps, of which a process may have 65530
+        # Programs hold memory maps, of which a process may have 65530.
         jax.clear_caches()
     (folder / "results.json").write_text(json.dumps(results))
 

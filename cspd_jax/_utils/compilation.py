@@ -46,9 +46,8 @@ def outermost_jit(function: Function, **how: Any) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        traced = isinstance(
-            jnp.zeros(()), jax.core.Tracer
-        )  # as everything is while something is traced
+        # as everything is while something is traced
+        traced = isinstance(jnp.zeros(()), jax.core.Tracer)
         if traced or not has_device_loops():
             return inside(*args, **named)
         try:

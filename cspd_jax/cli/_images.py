@@ -180,9 +180,8 @@ def request_of(
     method = _method_of(args, model)
     if args.window and args.denoise != "speculative":
         raise UserError("--window goes with --denoise speculative")
-    noise = (
-        {"final_noise": False} if method.needs_final_noise is False else {}
-    )  # of the released runner
+    # Of the released runner.
+    noise = {"final_noise": False} if method.needs_final_noise is False else {}
     options = from_flags(
         image.Options,
         args,
@@ -260,8 +259,7 @@ def _read(file: str | Path, model: ImageModel, mode: str) -> np.ndarray:
     """Reads a picture, cut and scaled to the model's size, as uint8 [H, W, C]."""
     height, width = size_of(model)
     with Image.open(file, formats=("PNG", "JPEG")) as opened:
-        picture = ImageOps.exif_transpose(opened).convert(
-            mode
-        )  # as its camera says that it is looked at
+        # As its camera says that it is looked at.
+        picture = ImageOps.exif_transpose(opened).convert(mode)
     fitted = ImageOps.fit(picture, (width, height), Image.Resampling.LANCZOS)
     return np.asarray(fitted, np.uint8).reshape(height, width, -1)

@@ -93,9 +93,8 @@ def run(args: argparse.Namespace) -> None:
             file = companions[f"tokenizer/{name}"] = scratch / "tokenizer" / name
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)
-        put = mapped_files(
-            scratch
-        )  # larger tensors lie beside the destination, not in memory
+        # Larger tensors lie beside the destination, not in memory.
+        put = mapped_files(scratch)
         params = convert(source, config, dtype, put)
         if inside is not None:  # an autoencoder, which becomes a folder in the folder
             folder = scratch / hub.AUTOENCODER

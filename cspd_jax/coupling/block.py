@@ -52,9 +52,8 @@ _UNDECIDED = 0
 _TAILS = 1
 _HEADS = 2
 
-MAX_TRIALS = (
-    2**13
-)  # of a coin, a safeguard only: heads or tails have a probability bounded below
+# Of a coin, a safeguard only: heads or tails have a probability bounded below.
+MAX_TRIALS = 2**13
 _HUGE = 1e9  # a ratio that settles everything, and can still be added up
 
 
@@ -151,9 +150,8 @@ def _verify(
     key_choice, key_trials = jax.random.split(key)
     log_pi = prefix_log_pi(jnp.where(valid, log_ratio(p, q, drafts), 0))
     bound = jax.vmap(envelope)(p, q)
-    finite = ~jnp.isnan(
-        bound.mean
-    )  # of an infinite one proposals come from p, which is right too
+    # Of an infinite one proposals come from p, which is right too.
+    finite = ~jnp.isnan(bound.mean)
     weights = jnp.where(finite, jnp.minimum(bound.mean, 1), 1)
     u = unit_interval(
         jax.random.bits(key_choice, (most + 1,), jnp.uint32), log_pi.dtype

@@ -147,9 +147,8 @@ def fit(
     x0, v, deviation = (a.reshape(steps, -1, dim) for a in (x0, v, deviation))
     x0 = jnp.clip(x0, -limit, limit)
     typical = jnp.sum(used * v, axis=1) / jnp.sum(used)
-    change = jnp.concatenate(
-        [jnp.zeros_like(x0[:1]), x0[:-1] - x0[1:]]
-    )  # entry t: from x_{t+1} to x_t
+    # Entry t: from x_{t+1} to x_t.
+    change = jnp.concatenate([jnp.zeros_like(x0[:1]), x0[:-1] - x0[1:]])
     by_f = (v + 1) / 2 * deviation
 
     def moment(a, b):

@@ -337,9 +337,8 @@ def verify_steps(inputs: ChainInputs, draft: ChainDraft, keys: Array) -> ChainVe
     predicted = Prediction(predicted_x0(c, draft.before, eps), v)
     p = transition_from_x0(c, draft.before, predicted.x0, predicted.v)
     p = Gaussian(p.mean, p.log_var + inputs.log_scale)
-    tested = draft.valid & (
-        inputs.final_noise | (draft.steps > 0)
-    )  # without noise there is nothing to test
+    # Without noise there is nothing to test.
+    tested = draft.valid & (inputs.final_noise | (draft.steps > 0))
     coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
     block = jax.vmap(verify_gaussian_block, (0, 1, 1, 1, 1))(
         coins, p, draft.q, draft.after, tested
@@ -389,9 +388,8 @@ def commit(
         drafted = jnp.concatenate([draft.after, *verdict.p], axis=-1).astype(path.dtype)
         drafted = drafted.at[last, jnp.arange(rows), : x.shape[-1]].set(x)
         index = jnp.arange(length)[:, None]
-        committed = jnp.where(
-            (index < taken) & active, draft.steps, len(path)
-        )  # the rest is dropped
+        # The rest is dropped.
+        committed = jnp.where((index < taken) & active, draft.steps, len(path))
         path = path.at[committed, inputs.lanes].set(drafted, mode="drop")
     moved = ChainState(chain.left - jnp.where(active, taken, 0), x, guess, None)
     settled = jax.tree.map(

@@ -152,9 +152,8 @@ class _Rounds(Method):
     def speculation(self, groups: int) -> Speculation:
         """Returns the static options of the rounds of so many groups: no more is
         drafted than there is."""
-        most = groups - (
-            self.draft_model is None
-        )  # the first group is not drafted by the target itself
+        # The first group is not drafted by the target itself.
+        most = groups - (self.draft_model is None)
         gamma = min(self.gamma, max(1, most))
         return Speculation(self.criterion, gamma, self.draft_cost, self.prefill)
 

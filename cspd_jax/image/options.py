@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cspd_jax._utils.options import documented, option
 
-if (
-    TYPE_CHECKING
-):  # the command line makes its flags of this module and answers before jax is loaded
+# The command line makes its flags of this module and answers before jax is loaded.
+if TYPE_CHECKING:
     from jax import Array
 
     from cspd_jax.image.chain import ChainSpeculation

@@ -131,7 +131,7 @@ class Spread:
 
 # What "linear" guidance means differs between published samplers.
 RISING = "linear-before"  # in the tokens before this one: from exactly 1 (SphereAR)
-# in the tokens that are left, this one included: down from cfg (NextStep-1)
+# In the tokens that are left, this one included: down from cfg (NextStep-1).
 FALLING = "linear-falling"
 
 

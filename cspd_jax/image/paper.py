@@ -205,9 +205,8 @@ def replace_rejected(
     group = state.group
     n = prefix.n
     at = jnp.minimum(prefix.n, gamma - 1)
-    rejected = (
-        prefix.tested[lanes, at] & ~prefix.kept[lanes, at]
-    )  # none in a group that is kept whole
+    # None in a group that is kept whole.
+    rejected = prefix.tested[lanes, at] & ~prefix.kept[lanes, at]
     undrafted = ~jnp.any(rejected, axis=1)
     here = positions(inputs, group[:, None])
     p, q, log_sigma = jax.tree.map(

@@ -319,9 +319,8 @@ class PathCriterion:
         target that drafts for itself draws its next drafts in the same pass over the
         chain."""
         ahead = inputs.speculation.gamma if inputs.draft is None else 0
-        keys = round_keys(
-            inputs, state.group, Purpose.PASS
-        )  # of the group that the round begins at
+        # Of the group that the round begins at.
+        keys = round_keys(inputs, state.group, Purpose.PASS)
         drafted, backbone = drafted_groups(inputs, state, ahead + 1)
         kept, head = verify_paths(inputs, state, drafted, self.coins)
         prefix = accepted_prefix(

@@ -121,9 +121,8 @@ def ar_step(
     Returns what `draw` (default: `draw_tokens`) keeps of the step too.
     """
     z, positions, cache = group_context(bound, segment, state, group.first)
-    if (
-        segment.separate_first
-    ):  # without guidance, and the unconditional half draws a group of its own
+    # Without guidance, and the unconditional half draws a group of its own.
+    if segment.separate_first:
         bound = both_halves(bound)
         positions = jnp.tile(positions, (2, 1))
     used = jnp.broadcast_to(jnp.arange(segment.width) < group.size, positions.shape)
@@ -330,9 +329,8 @@ def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> 
         [group.start + group.size for group in bound.options.groups(length)]
     )
     begun = jnp.zeros(images, jnp.int32) if bound.kept is None else bound.kept.number
-    rounds = jnp.sum(
-        begun[:, None] < ends, axis=1, dtype=jnp.int32
-    )  # in which a token was missing
+    # In which a token was missing.
+    rounds = jnp.sum(begun[:, None] < ends, axis=1, dtype=jnp.int32)
     marks = jnp.zeros((images, length), jnp.int8)
     return Made(
         by_position(shown, bound.order[:images]),
@@ -366,9 +364,8 @@ def empty_state(bound: BoundModel) -> PlainState:
     tokens = put_back(bound.kept, tokens)
     if isinstance(network, CachedTokenModel):
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
-        if (
-            bound.kept is not None
-        ):  # from one call; what follows the known tokens is overwritten unread
+        # From one call; what follows the known tokens is overwritten unread.
+        if bound.kept is not None:
             whole = Segment(
                 network.seq_len, network.seq_len, str(bound.options.respacing)
             )

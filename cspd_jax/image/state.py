@@ -287,9 +287,8 @@ def put(
 ) -> Array:
     """Writes values [B, N, G, ...] into groups [B, N] where [B, N, G]."""
     images = len(groups)
-    index = jnp.where(
-        where, places(inputs, groups), tokens.shape[1]
-    )  # the rest is dropped
+    # The rest is dropped.
+    index = jnp.where(where, places(inputs, groups), tokens.shape[1])
     values = values.reshape(images, -1, *tokens.shape[2:])
     return tokens.at[jnp.arange(images)[:, None], index.reshape(images, -1)].set(
         values, mode="drop"

@@ -94,9 +94,8 @@ def _drafted(canvas: Canvas, probe: Speculation, text: Array, step: Array) -> Mo
 def _as_drafted(seen: Moves, row: int, place: int, token: int) -> Move:
     """Returns (rank, which token) of a move, or `BEYOND`."""
     ranks = np.flatnonzero((seen.place[row] == place) & seen.exists[row])
-    if (
-        not len(ranks) or ranks[0] == 0
-    ):  # the certain place, whose token was another one: a near-tie
+    # The certain place, whose token was another one: a near-tie.
+    if not len(ranks) or ranks[0] == 0:
         return BEYOND
     which = np.flatnonzero(seen.tokens[row, ranks[0]] == token)
     return (int(ranks[0]), int(which[0])) if len(which) else BEYOND

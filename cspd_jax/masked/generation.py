@@ -120,9 +120,8 @@ def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
     canvas = inputs.canvas
     way = inputs.way
     each = lambda a: a if a.ndim else jnp.broadcast_to(a, (len(canvas.start),))
-    steps = (
-        way if isinstance(way, Steps) else None
-    )  # whose quotas are those of all rows
+    # Whose quotas are those of all rows.
+    steps = way if isinstance(way, Steps) else None
     rows = dataclasses.replace(canvas, params=None), way if steps is None else None
 
     def fill(rows: Any, shared: Any) -> Generated:
@@ -240,9 +239,8 @@ def prepare(
     batch = len(prompts.lengths)
     if _is_zero(options.place_temperature):
         options = dataclasses.replace(options, place_temperature=None)
-    if (
-        isinstance(method, Schedule) and config.shifted
-    ):  # Dream's schedule knows no blocks
+    # Dream's schedule knows no blocks
+    if isinstance(method, Schedule) and config.shifted:
         options = dataclasses.replace(options, block=options.max_new_tokens)
     keys = (
         keys_per_row(key, batch) if _draws(key, options) and key is not None else None
@@ -311,9 +309,8 @@ def _speculation(
     if not isinstance(sets, MoveSets):
         sets = chosen(tables_of(model), int(sets))
     sets = sets.within(most)
-    return Speculation(
-        sets, jnp.full(batch, len(sets.texts))
-    )  # as far as the table goes
+    # As far as the table goes.
+    return Speculation(sets, jnp.full(batch, len(sets.texts)))
 
 
 def _quotas(method: Schedule, options: Options, shifted: bool) -> Array:

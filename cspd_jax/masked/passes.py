@@ -43,9 +43,8 @@ def refresh(
     """
     length = canvas.base.shape[1]
     at = canvas.start[:, None] + _inside(canvas, window) - canvas.network.config.shifted
-    positions = jnp.where(
-        needed[:, None], jnp.arange(length), length
-    )  # past the end: nothing is stored
+    # Past the end: nothing is stored.
+    positions = jnp.where(needed[:, None], jnp.arange(length), length)
     valid, positions, at = (
         _for_all(canvas, a) for a in (canvas.valid, positions, jnp.maximum(at, 0))
     )

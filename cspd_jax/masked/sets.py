@@ -30,9 +30,8 @@ from cspd_jax.check import UserError
 Move = tuple[int, int]
 MoveSet = tuple[Move, ...]  # in the order of the ranks
 
-Run = Sequence[
-    Sequence[Move]
-]  # of each step of a text but the last: the moves after it, as drafted there
+# Of each step of a text but the last: the moves after it, as drafted there.
+Run = Sequence[Sequence[Move]]
 
 FILE = "moves.json"  # beside a model
 _REFITS = 4
@@ -147,9 +146,8 @@ def _fit(walks: Sequence[Sequence[Move]], count: int) -> MoveSets:
     """Fits a table for walks that all begin equally often."""
     texts: list[MoveSet] = [()]
     known: set[MoveSet] = {()}
-    seen: list[tuple[int, MoveSet]] = [(0, ())] * len(
-        walks
-    )  # moves made, the text reached
+    # Moves made, the text reached.
+    seen: list[tuple[int, MoveSet]] = [(0, ())] * len(walks)
     while len(texts) < count:
         wanted: collections.Counter[MoveSet] = collections.Counter()
         for i, walk in enumerate(walks):
@@ -158,9 +156,8 @@ def _fit(walks: Sequence[Sequence[Move]], count: int) -> MoveSets:
                 wanted[then] += 1
         if not wanted:
             break
-        best = min(
-            wanted, key=lambda text: (-wanted[text], text)
-        )  # of several the simplest
+        # Of several the simplest.
+        best = min(wanted, key=lambda text: (-wanted[text], text))
         texts.append(best)
         known.add(best)
     return MoveSets(tuple(texts))

@@ -251,9 +251,8 @@ def commit(
     )
     steps = state.step[:, None] + jnp.arange(speculation.depth + 1)
     finished = ~jnp.any(text == canvas.mask_id, axis=1)
-    exists = (
-        verdict.moves.exists & (certain & ~finished)[:, None]
-    )  # a row that waits has no moves
+    # A row that waits has no moves.
+    exists = verdict.moves.exists & (certain & ~finished)[:, None]
     next_state = state._replace(
         text=text,
         step=state.step + _count(taken),
@@ -286,9 +285,8 @@ def draft(
     part for that.)"""
     known = scores(canvas, logits)
     candidates_at = lambda k: drawn_from(canvas, known, window.places, step + k)
-    always = (
-        candidates_at(0) if canvas.keys is None else None
-    )  # without noise they are the same at each step
+    # Without noise they are the same at each step.
+    always = candidates_at(0) if canvas.keys is None else None
     first_only = begins and canvas.network.config.shifted
     free = is_masked(canvas, window, text)
     best = None
@@ -326,12 +324,12 @@ def texts_after(sets: MoveSets, text: Array, moves: Moves) -> Array:
     """Returns the texts of the sets: [B, R, G]. The set {(2, 0)} fills those of ranks 0
     (certain) and 2."""
     ranks = jnp.arange(sets.ranks + 1, dtype=jnp.int32)
-    rank = fill(
-        jnp.full_like(text, len(ranks)), moves.place, ranks, moves.exists
-    )  # of each place: [B, G]
+    # Of each place: [B, G].
+    rank = fill(jnp.full_like(text, len(ranks)), moves.place, ranks, moves.exists)
+    # [R, B, G]
     members = jnp.pad(jnp.asarray(sets.members), ((0, 0), (0, 1)), constant_values=-1)[
         :, rank
-    ]  # [R, B, G]
+    ]
     tokens = jnp.pad(moves.tokens, ((0, 0), (0, 1), (0, 0)))
     filled = tokens[jnp.arange(len(text))[:, None], rank, jnp.maximum(members, 0)]
     return jnp.where(members >= 0, filled, text).swapaxes(0, 1)
@@ -371,9 +369,8 @@ def _after(
     """Returns the place that the rule takes next at each text, and the text with that
     move, or -1: [B, R]."""
     place = jnp.take_along_axis(window.places, choice.index, axis=1)
-    here = (moves.place[:, None] == place[..., None]) & moves.exists[
-        :, None
-    ]  # [B, R, K + 1]
+    # [B, R, K + 1]
+    here = (moves.place[:, None] == place[..., None]) & moves.exists[:, None]
     same = here[..., None] & (moves.tokens[:, None] == choice.token[..., None, None])
     return place, jnp.max(
         jnp.where(same, jnp.asarray(speculation.sets.after), -1), axis=(2, 3)
@@ -385,15 +382,13 @@ def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) ->
     `_after`."""
     sets = speculation.sets
     rows = jnp.arange(len(after))
-    more = jnp.asarray(
-        np.any(sets.after >= 0, axis=2)
-    )  # [R, K + 1] of which rank a move is read besides
+    # [R, K + 1] of which rank a move is read besides
+    more = jnp.asarray(np.any(sets.after >= 0, axis=2))
     offers = jnp.any(more & moves.exists[:, None], axis=2)  # [B, R]
 
     def go_on(at: Array, depth: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-        walking = (depth == jnp.asarray(sets.sizes)[at]) & (
-            depth < speculation.gamma
-        )  # not stopped before
+        # Not stopped before.
+        walking = (depth == jnp.asarray(sets.sizes)[at]) & (depth < speculation.gamma)
         then = after[rows, at]
         passed = walking & (then >= 0)
         return jnp.where(passed, then, at), (

@@ -126,9 +126,8 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
     steps = jnp.full(len(state.text), state.step)
     offered = candidates(canvas, logits, window.places, steps)
     to_fill = is_masked(canvas, window, state.text)
-    if (
-        canvas.cached and canvas.network.config.shifted
-    ):  # only this pass has logits of the first place
+    # Only this pass has logits of the first place.
+    if canvas.cached and canvas.network.config.shifted:
         to_fill &= ~begins | (jnp.arange(canvas.block) == 0)
     choice = choose(offered, to_fill, window.blocks)
     place = jnp.take_along_axis(window.places, choice.index[:, None], axis=1)

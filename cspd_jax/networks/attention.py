@@ -131,9 +131,8 @@ def write(slots: Array, new: Array, positions: Array) -> Array:
     """
     heads, max_len = slots.shape[1:3]
     inside = (positions >= 0) & (positions < max_len)
-    beyond = max_len + jnp.arange(
-        positions.shape[1]
-    )  # one for each, so that indices are unique, as promised
+    # One for each, so that indices are unique, as promised.
+    beyond = max_len + jnp.arange(positions.shape[1])
     index = jnp.where(inside, positions, beyond)[:, None]
     # Indices of all axes but the last: XLA then writes in place, and neither transposes
     # nor copies the slots.

@@ -100,9 +100,8 @@ class Norm(nn.Module):
         return y.astype(self.dtype)
 
 
-LayerNorm = functools.partial(
-    Norm, "layer", 1e-6
-)  # LayerNorm(dtype=..., affine=..., name=...)
+# LayerNorm(dtype=..., affine=..., name=...)
+LayerNorm = functools.partial(Norm, "layer", 1e-6)
 RMSNorm = functools.partial(Norm, "rms", 1e-6)
 
 
@@ -157,9 +156,8 @@ def _attend_by_head(qkv: Array, visible: Array | None, rows: Array | None) -> Ar
 def _attend_in_place(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
     """Computes the same: the products read their part of qkv where it lies, and the
     softmax is one kernel."""
-    qkv = jax.lax.optimization_barrier(
-        qkv
-    )  # or it is written in three parts, each transposed
+    # Or it is written in three parts, each transposed.
+    qkv = jax.lax.optimization_barrier(qkv)
     q, k, v = (qkv[:, :, i] for i in range(3))
     if rows is not None:
         q = jnp.take_along_axis(q, rows[:, :, None, None], axis=1)

@@ -466,9 +466,8 @@ class LM:
             rows = jnp.maximum(wanted - 1, 0)
         visible = steps <= steps[:, None] if self.config.causal else None
         if mask is not None:
-            tokens = jnp.where(
-                mask, tokens, 0
-            )  # a hidden token weighs 0, but 0 times NaN is NaN
+            # A hidden token weighs 0, but 0 times NaN is NaN.
+            tokens = jnp.where(mask, tokens, 0)
         visible = _and(None if visible is None else visible[None], mask)
         return self._run(
             params, tokens, jnp.broadcast_to(steps, tokens.shape), visible, None, rows

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 from cspd_jax.networks.quantised import Quantised
 
 Array = jax.Array
-_LARGE = (
-    2**18
-)  # weights: a megabyte in float32; with smaller matrices the other way is faster
+# weights: a megabyte in float32; with smaller matrices the other way is faster
+_LARGE = 2**18
 
 
 def by_outputs(params: Any) -> Any:

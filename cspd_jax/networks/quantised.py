@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+# The axis of the inputs, by the name of the parameter.
 _INPUTS = {
     "kernel": 0,
     "embedding": 1,
-}  # the axis of the inputs, by the name of the parameter
+}
 
 
 @functools.partial(
@@ -54,9 +55,8 @@ class Quantised:
         codes = self.codes
         members = self.axis + 1
         if self.bits == 4:
-            codes = jnp.concatenate(
-                [(codes << 4) >> 4, codes >> 4], axis=members
-            )  # shifts keep the sign
+            # Shifts keep the sign.
+            codes = jnp.concatenate([(codes << 4) >> 4, codes >> 4], axis=members)
         grouped = (codes.astype(self.scales.dtype) * self.scales).astype(dtype)
         shape = grouped.shape
         flat = grouped.reshape(

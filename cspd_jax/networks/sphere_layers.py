@@ -60,9 +60,8 @@ class SwiGLU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        hidden = (
-            -(-(8 * x.shape[-1] // 3) // 256) * 256
-        )  # 8/3 of the width, up to the next multiple of 256
+        # 8/3 of the width, up to the next multiple of 256
+        hidden = -(-(8 * x.shape[-1] // 3) // 256) * 256
         a, b = jnp.split(linear(2 * hidden, "w1", self.dtype)(x), 2, axis=-1)
         return linear(x.shape[-1], "w2", self.dtype)(nn.silu(a) * b)
 

@@ -123,9 +123,8 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
     if not isinstance(drafter, Drafting):
         network, params = bound(cast(Model, drafter))
         drafter = Drafting(ModelDrafter(network), params)
-    network = getattr(
-        drafter.drafter, "network", None
-    )  # of one that draws from a model
+    # Of one that draws from a model.
+    network = getattr(drafter.drafter, "network", None)
     if network is not None and not network.config.causal:
         raise UserError(
             "the draft model is not causal; a causal target needs a causal draft"
@@ -164,14 +163,12 @@ def read_prompts(
     cache = network.empty_cache(batch, max_len)
     if longest == 1 and not entering:
         return cache, None
-    tokens = prompts.tokens[
-        :, : max(longest - 1, 1)
-    ]  # of an only token the states' width alone is read
+    # Of an only token the states' width alone is read.
+    tokens = prompts.tokens[:, : max(longest - 1, 1)]
     steps = jnp.arange(tokens.shape[1])
     positions = jnp.where(steps < prompts.lengths[:, None] - 1, steps, max_len)
-    unused = jnp.zeros(
-        (batch, 1), jnp.int32
-    )  # no logits are read here, so only one per row is asked for
+    # No logits are read here, so only one per row is asked for.
+    unused = jnp.zeros((batch, 1), jnp.int32)
     telling = {"entering": entering} if entering else {}
     _, cache, *states = network.apply(
         params, tokens, positions, cache, rows=unused, **telling
@@ -304,9 +301,8 @@ def _add_draft(
             log_q = log_q.at[:, progress.step].set(spread(log_p, own, request.num_ids))
     chosen = drawn if own is None else own[drawn]
     count = progress.count
-    if (
-        request.confidence is not None
-    ):  # asked of the distribution, not of what was drawn from it
+    # Asked of the distribution, not of what was drawn from it.
+    if request.confidence is not None:
         unsure = jnp.max(jax.nn.softmax(log_p, axis=-1), axis=-1) < request.confidence
         count = jnp.where(unsure, jnp.minimum(count, progress.step), count)
     tokens = progress.tokens.at[:, progress.step].set(
@@ -391,9 +387,8 @@ class PromptLookup:
     def _continuation(self, tokens: Array, length: Array) -> tuple[Array, Array]:
         """Returns the position [B] after the best match, or `length` [B], and how many
         tokens matched [B]."""
-        ends = jnp.arange(
-            tokens.shape[1]
-        )  # candidate positions of a match's last token
+        # Candidate positions of a match's last token.
+        ends = jnp.arange(tokens.shape[1])
         run = ends < length[:, None] - 1
         matched = jnp.zeros(tokens.shape, jnp.int32)
         for back in range(self.longest):

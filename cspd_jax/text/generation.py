@@ -385,9 +385,8 @@ def fastest(
         )
         ways |= {f"gamma {g}": with_options(request, gamma=g) for g in tried}
     limit = int(np.max(options.max_new_tokens))
-    max_len = (
-        max(map(len, prompts)) + limit
-    )  # the compiled program is that of the whole request
+    # The compiled program is that of the whole request.
+    max_len = max(map(len, prompts)) + limit
     independent = None if key is None else independent_key(key)
 
     def choice(tokens: int) -> Choice[Request]:

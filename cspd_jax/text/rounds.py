@@ -224,15 +224,13 @@ def draft_request(
     have room for as many."""
     if inputs.keys is None:  # greedy
         keys = None
-    elif (
-        inputs.rule == "match"
-    ):  # with the target's own noise, a draft more often is the target's token
+    # With the target's own noise, a draft more often is the target's token.
+    elif inputs.rule == "match":
         keys = purpose_keys(inputs.keys, Purpose.TOKEN)
     else:
         keys = round_keys(inputs.keys, Purpose.DRAFT, state.length)
-    room = (
-        inputs.limit - state.length - 1
-    )  # a round adds one token more than it accepts drafts
+    # A round adds one token more than it accepts drafts.
+    room = inputs.limit - state.length - 1
     return DraftRequest(
         tokens=state.tokens,
         length=state.length,
@@ -411,9 +409,8 @@ def commit(
     stopped = state.stopped | (~state.done & jnp.any(ends, axis=1))
 
     rows = jnp.arange(batch)[:, None]
-    columns = jnp.where(
-        index < size[:, None], state.length[:, None] + index, max_len
-    )  # the rest is dropped
+    # The rest is dropped.
+    columns = jnp.where(index < size[:, None], state.length[:, None] + index, max_len)
     tested = (index[:-1] < size[:, None]) & (index[:-1] < count)
     number = lambda flags: flags.astype(jnp.int32)
     next_state = state._replace(

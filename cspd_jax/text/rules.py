@@ -65,9 +65,8 @@ def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
     else:
         q = _take(drafts.log_q, last)
     p = _take(log_p, tau)
-    residual = residual_logits(
-        p, jnp.where(rejected[:, None], q, -jnp.inf)
-    )  # all of p after the last draft
+    # All of p after the last draft.
+    residual = residual_logits(p, jnp.where(rejected[:, None], q, -jnp.inf))
     empty = jnp.all(residual == -jnp.inf, axis=1)
     noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), num_ids, p.dtype)
     return Verdict(

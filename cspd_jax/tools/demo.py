@@ -22,11 +22,12 @@ RULES = {
     "the very tokens of plain": "match",
 }
 MOVES = {f"self-speculation, {moves} moves ahead": moves for moves in (4, 8, 16)}
+# By `Trace.marks`.
 MARKS = {
     2: "accepted draft",
     3: "in place of a rejected draft",
     4: "gained after all",
-}  # by `Trace.marks`
+}
 _COLOURS = dict(zip(MARKS.values(), ("blue", "orange", "green")))
 _WIDTH = 320  # of a picture, in pixels
 
@@ -53,9 +54,8 @@ class Side(NamedTuple):
     complete: bool = False
 
 
-Shown = Iterator[
-    list[Any]
-]  # what is made and what it cost, of plain and of exact, again and again
+# What is made and what it cost, of plain and of exact, again and again.
+Shown = Iterator[list[Any]]
 Show = Callable[[Side], tuple[Any, str]]
 
 

@@ -74,9 +74,8 @@ def run(args: argparse.Namespace) -> None:
         check_writable(place)
     compilation.use_cache()
     process = args.process or (jax.process_index(), jax.process_count())
-    model, vae = _images.models_of(
-        args, jax.local_devices()
-    )  # processes share the folder, not a mesh
+    # Processes share the folder, not a mesh.
+    model, vae = _images.models_of(args, jax.local_devices())
     if vae is None and model.config.vae_stride != 1:
         raise UserError(
             f"{model.name} makes latents; name the autoencoder that decodes them"

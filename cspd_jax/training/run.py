@@ -223,10 +223,11 @@ def run(
         while step < config.steps and not signals:
             state, loss = learning.step(step, state, spread(batch))
             state = jax.device_put(state, placed)
+            # While the devices compute.
             step, batch = (
                 step + 1,
                 learning.batch(step + 1),
-            )  # while the devices compute
+            )
             log.add(step, loss)
             if step % config.checkpoint_every == 0:
                 save()

@@ -43,9 +43,8 @@ def test_the_numbers_of_the_hugging_face_folder(tmp_path, family, storage):
     config = CONFIGS[family]
     own = gguf_file.weights(CONFIGS[family])
     file = gguf_file.write(tmp_path / "x.gguf", config, own, storage)
-    if (
-        storage == "Q8_0"
-    ):  # the folder then has what the file's numbers stand for: blocks lie within rows
+    # The folder then has what the file's numbers stand for: blocks lie within rows.
+    if storage == "Q8_0":
         kind = gguf.GGMLQuantizationType.Q8_0
         rounded = lambda x: gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
         own = {

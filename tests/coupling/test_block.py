@@ -100,9 +100,8 @@ def toss(p, q, drafts, seed, together=None):
     )
 
 
-HALF = math.sqrt(
-    2 * math.log(2)
-)  # where the density of N(0, 1) is half of that of N(HALF, 1)
+# Where the density of N(0, 1) is half of that of N(HALF, 1).
+HALF = math.sqrt(2 * math.log(2))
 
 
 def least(kept, shares):
@@ -131,9 +130,8 @@ def law_of_trials(together=None):
     density = lambda x, mean, var: (
         np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
     )
-    equal = -mean + math.sqrt(
-        variance * mean**2 + variance * math.log(variance)
-    )  # where p is q
+    # Where p is q.
+    equal = -mean + math.sqrt(variance * mean**2 + variance * math.log(variance))
     p = Gaussian(jnp.zeros((3, 1)), jnp.zeros((3, 1)))
     q = Gaussian(
         jnp.array([[HALF], [mean], [mean]]),
@@ -150,9 +148,8 @@ def law_of_trials(together=None):
     ), 1e-7
 
 
-MANY_COINS = block.Together(
-    3, 8
-)  # what a trip tries on an accelerator; on a CPU it is one
+# What a trip tries on an accelerator; on a CPU it is one.
+MANY_COINS = block.Together(3, 8)
 LAWS = {
     "paths": law_of_paths,
     "coins": law_of_fair_coins,

@@ -231,16 +231,14 @@ def test_blocks_put_out_the_target(seed):
     h, following = h_and_following(p, q)
     assert off(p, q, h, following) < 2e-6
     one_by_one = np.cumprod(np.minimum(1, ratios_of(p, q)), axis=1).sum(axis=1)
-    reached = 1 - np.cumprod(
-        1 - h[:, ::-1], axis=1
-    )  # P(tau >= gamma), ..., P(tau >= 1)
+    # P(tau >= gamma), ..., P(tau >= 1)
+    reached = 1 - np.cumprod(1 - h[:, ::-1], axis=1)
     gain = joint(q, GAMMA).ravel() @ (reached.sum(axis=1) - one_by_one)
     assert gain > (0.005 if seed % 3 and seed % 4 else -1e-6)
 
     random = np.random.default_rng(seed)
-    ends = [random.random(V**i) < 0.4 for i in range(GAMMA)] + [
-        np.ones(V**GAMMA, bool)
-    ]  # by the text so far
+    # By the text so far.
+    ends = [random.random(V**i) < 0.4 for i in range(GAMMA)] + [np.ones(V**GAMMA, bool)]
     lengths = 1 + np.argmax(
         [ends[i][prefixes(DRAFTS, i)] for i in range(1, GAMMA + 1)], axis=0
     )

@@ -127,9 +127,8 @@ def test_almost_right_rules_are_refuted(variant):
         drafts, chances = draws(q, 2)
         found = [by_hand(p, q, one, **WRONG.get(variant, {})) for one in drafts]
         accept, rest = map(np.array, zip(*found, strict=True))
-        if (
-            variant == "the last is tested first"
-        ):  # `law` expects the order of the tests
+        # `law` expects the order of the tests
+        if variant == "the last is tested first":
             drafts = drafts[:, ::-1]
             accept = accept[:, ::-1]
         error = max(error, np.abs(law(drafts, chances, accept, rest) - p).max())

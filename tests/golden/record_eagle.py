@@ -1,7 +1,7 @@
 """Records small EAGLE-3 heads in the forms in which they are published, and what
 PyTorch makes with them.
 
-    # needs torch and transformers; writes tests/golden/eagle.zip
+    # Needs torch and transformers; writes tests/golden/eagle.zip.
     python tests/golden/record_eagle.py
 
 The layer is transformers' Llama layer as the published description changes it:

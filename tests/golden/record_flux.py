@@ -59,9 +59,8 @@ def published(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, tensor in state.items():
         for theirs, ours in NAMES:
             name = re.sub(theirs, ours, name)
-        products = (
-            "attn_1" in name and tensor.ndim == 2
-        )  # convolutions of one pixel in the published file
+        # Convolutions of one pixel in the published file.
+        products = "attn_1" in name and tensor.ndim == 2
         found[name] = tensor[:, :, None, None] if products else tensor
     return found
 

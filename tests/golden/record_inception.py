@@ -1,7 +1,7 @@
 """Records what pytorch-fid makes of random Inception weights, in float64, for tests
 without PyTorch.
 
-    # writes inception.npz beside itself; needs pytorch-fid
+    # Writes inception.npz beside itself; needs pytorch-fid.
     python tests/golden/record_inception.py
 
 The weights and the images are not stored: `tests/inception_random.py` makes them again

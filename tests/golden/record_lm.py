@@ -1,7 +1,7 @@
 """Records small random language models of the transformers library and their logits,
 for tests without it.
 
-    # writes lm_FAMILY.zip beside itself; needs torch and transformers 5
+    # Writes lm_FAMILY.zip beside itself; needs torch and transformers 5.
     python tests/golden/record_lm.py
 
 Each file holds, per case, the folder that `save_pretrained` writes (float16 weights)
@@ -142,9 +142,8 @@ def random_model(family: str, options: dict, seed: int):
     model = getattr(transformers, f"{CLASSES[family]}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         parameter.add_(0.25 * torch.randn(parameter.shape))
-    for parameter in (
-        model.parameters()
-    ):  # `model.half()` would round the rotary frequencies as well
+    # `model.half()` would round the rotary frequencies as well
+    for parameter in model.parameters():
         parameter.copy_(parameter.half())
     return model
 

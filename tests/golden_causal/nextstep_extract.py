@@ -1,7 +1,7 @@
 """Keeps what the tests use of the numbers recorded from NextStep-1's published PyTorch
 code.
 
-    # of nextstep_tiny.npz, .safetensors and .json as they were recorded
+    # Of nextstep_tiny.npz, .safetensors and .json as they were recorded.
     python nextstep_extract.py DIR
 
 The recording: stepfun-ai/NextStep-1 (Apache-2.0) at commit 6e49bae, on a CPU in

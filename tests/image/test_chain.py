@@ -334,9 +334,8 @@ def test_gains_of_a_linear_head_are_its_slope():
     deviation = np.sqrt(HEAD.transitions()[2])[:, None, None] * noise[:-1]
     drafter = fit(x0, v, deviation, jnp.ones((512,)), jnp.float32(10.0))
     abar = HEAD.schedule.alphas_cumprod[:-1]
-    slope = (
-        np.sqrt(abar) * HEAD.variance / (abar * HEAD.variance + 1 - abar)
-    )  # at x_t of entry t
+    # At x_t of entry t.
+    slope = np.sqrt(abar) * HEAD.variance / (abar * HEAD.variance + 1 - abar)
     total = drafter.gain + drafter.gain_f * (v[:, 0, 0] + 1) / 2
     chex.assert_trees_all_close(total[1:], slope, atol=0.02)
     chex.assert_trees_all_close(drafter.v, v[:, 0], atol=1e-4)

@@ -85,9 +85,8 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
         "gamma 3",
     }
     assert (choice.request.drafter is None) == (best == "plain")
-    for output in (
-        seen.values()
-    ):  # each made the first five tokens, in the shapes of the whole request
+    # Each made the first five tokens, in the shapes of the whole request.
+    for output in seen.values():
         assert output.tokens.shape == (
             2,
             15,

@@ -58,9 +58,8 @@ def test_generate_and_look(model):
     images = cspd_jax.to_images(model, tokens)
     chex.assert_shape([tokens, images], [(4, 16, 16), (4, 16, 16, 1)])
     assert images.dtype == np.uint8
-    expected = (
-        np.clip(np.asarray(tokens)[1, 5].reshape(4, 4), -1, 1) * 127.5 + 127.5
-    )  # row 1, column 1
+    # Row 1, column 1.
+    expected = np.clip(np.asarray(tokens)[1, 5].reshape(4, 4), -1, 1) * 127.5 + 127.5
     chex.assert_trees_all_close(
         images[1, 4:8, 4:8, 0].astype(float), expected, atol=0.51
     )

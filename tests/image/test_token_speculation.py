@@ -50,8 +50,8 @@ def test_joint_law(way):
     assert p > FALSE_ALARM and not info.truncated.any()
     shared = getattr(getattr(way.asked(), "criterion", None), "align", True)
     if info.acceptance is not None and "denoise" not in way.options and shared:
-        # of chains without shared noise the last transitions are too narrow for drafts
-        # to pass
+        # Of chains without shared noise the last transitions are too narrow for drafts
+        # to pass.
         assert len(np.unique(info.rounds)) > 1 and 0.05 < info.acceptance < 0.97
 
 

@@ -98,9 +98,8 @@ def test_the_command(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["lossless"] and report["compared_to_stepwise"]["identical_rows"] == 1
     rows = sum(calls["rows"] for calls in report["calls"].values())
-    assert (
-        report["way"]["texts"] == 8 and rows % 8 == 1
-    )  # the first pass reads one text
+    # The first pass reads one text.
+    assert report["way"]["texts"] == 8 and rows % 8 == 1
     made = (folder / "moves.json").read_bytes()
     for words, sentence in (
         (

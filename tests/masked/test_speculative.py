@@ -74,9 +74,8 @@ def test_identical_to_stepwise(way):
         )
         drafts = found.info
         assert np.all(drafts.accepted <= drafts.tested)
-        assert (
-            drafts.rounds.sum() + drafts.accepted.sum() == ROWS * PLACES
-        )  # one certain move in every round
+        # One certain move in every round.
+        assert drafts.rounds.sum() + drafts.accepted.sum() == ROWS * PLACES
         assert (
             drafts.calls["whole"].sequential <= expected.info.calls["whole"].sequential
         )
@@ -87,9 +86,8 @@ def test_identical_to_stepwise(way):
             )
             unlike += np.any(np.asarray(wrong.text) != expected.text)
             unlike += np.any(np.asarray(wrong.order) != expected.order)
-    assert (
-        fewer > 0 or options.get("block") == 1
-    )  # a cached block of one leaves nothing to speculate on
+    # A cached block of one leaves nothing to speculate on.
+    assert fewer > 0 or options.get("block") == 1
     assert unlike > 0 or c.keys is None
 
 

@@ -147,9 +147,8 @@ def test_noise_without_its_step_differs():
     for seed in range(3):
         c = canvas("llada", seed, temperature=0.8, top_p=0.9)
         state = Steps().begin(c)
-        for _ in range(
-            PLACES
-        ):  # every step counts as the first one, so its noise comes again
+        # Every step counts as the first one, so its noise comes again.
+        for _ in range(PLACES):
             state = one_step(c, state._replace(step=jnp.int32(0)))
         differ += np.any(np.asarray(state.text) != run(c).text)
     assert differ

@@ -31,9 +31,8 @@ def test_features_are_those_of_pytorch():
         Shapes({name: array.shape for name, array in tensors.items()})
     )
     assert config == InceptionConfig()
-    assert (
-        sum(array.size for array in tensors.values()) == 23_885_392
-    )  # of the published file
+    # Of the published file.
+    assert sum(array.size for array in tensors.values()) == 23_885_392
     lazy = {
         name: types.SimpleNamespace(
             shape=array.shape, dtype=array.dtype, numpy=array.copy

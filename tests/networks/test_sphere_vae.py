@@ -146,9 +146,8 @@ def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
         images = pixels.to_images(MODEL, tokens, vae)
     off = np.abs(images.astype(int) - nhwc(wanted))
     assert images.dtype == np.uint8
-    assert (
-        off.max() <= 1 and (off > 0).mean() < 0.01
-    )  # a rounding error may lie across a step
+    # A rounding error may lie across a step.
+    assert off.max() <= 1 and (off > 0).mean() < 0.01
 
 
 DIRECTIONS = {
@@ -192,9 +191,8 @@ def test_power_spherical_law(where):
     )
     assert distance(kappa) < BOUND < distance(4.0)
     across = draws - along[:, None] * np.asarray(mu, np.float64)
-    plane = np.linalg.svd(np.asarray(mu, np.float64)[None])[2][
-        1:
-    ]  # an orthonormal basis of what is across
+    # An orthonormal basis of what is across.
+    plane = np.linalg.svd(np.asarray(mu, np.float64)[None])[2][1:]
     unit = across @ plane.T / np.linalg.norm(across, axis=-1, keepdims=True)
     # On the sphere in three dimensions a coordinate has variance 1/3, its square
     # variance 4/45.

@@ -84,9 +84,8 @@ def test_generate(tmp_path):
     assert out.strip() == str(tmp_path / "two") and silent == ""
     alone(*GENERATE, "--out", tmp_path / "one")
     one, two = (np.load(tmp_path / name / "samples.npz") for name in ("one", "two"))
-    chex.assert_trees_all_close(
-        two["tokens"], one["tokens"], atol=1e-4
-    )  # float32, batches of 4 and of 2
+    # float32, batches of 4 and of 2
+    chex.assert_trees_all_close(two["tokens"], one["tokens"], atol=1e-4)
     assert (one["labels"] == two["labels"]).all()
 
 
@@ -100,10 +99,11 @@ def test_train_and_go_on(tmp_path):
     for _ in range(2):
         (_, told, code), _ = both([*TRAIN, "--out", tmp_path / "two"])
         assert code == 0, told
+        # As if they had been stopped after step 3.
         for later in (
             "checkpoints/6",
             "model",
-        ):  # as if they had been stopped after step 3
+        ):
             assert (tmp_path / "two" / later).exists()
             shutil.rmtree(tmp_path / "two" / later)
     alone(*TRAIN, "--out", tmp_path / "one")

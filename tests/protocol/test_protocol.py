@@ -86,10 +86,11 @@ def test_a_row_does_not_depend_on_its_neighbours(way):
     seen = []
     for seed in range(3):
         tokens, info = generate(way, seed)
+        # Which are of the whole batch.
         of_rows = (
             tokens,
             dataclasses.replace(info, calls={}),
-        )  # which are of the whole batch
+        )
         seen.append(jax.tree.map(lambda a: np.asarray(a)[FIXED], of_rows))
         chex.assert_trees_all_equal(seen[-1], seen[0])
     others = [
@@ -228,9 +229,8 @@ def check_text(way, request, tokens, info):
     elif way.drafter == "tree":  # a level is a pass, and the last one is not read
         assert draft_passes == len(WIDTHS) * passes
         assert draft_rows == ROWS * (2 + 2 + 4) * passes
-    elif (
-        way.drafter == "head"
-    ):  # the first pass of a round reads what the last one may have added
+    # The first pass of a round reads what the last one may have added.
+    elif way.drafter == "head":
         first = ROWS * (MAX_GAMMA + 1) * passes
         assert draft_rows == first + ROWS * (draft_passes - passes)
     else:

@@ -31,9 +31,8 @@ def test_the_form_of_an_accelerator_gives_the_same(monkeypatch, float64):
     forms = set()
 
     def on_an_accelerator(*operands, default, cpu=None, cuda=None):
-        if (
-            cuda is not None
-        ):  # products that a CPU refuses; `test_three_products_...` reads them
+        # products that a CPU refuses; `test_three_products_...` reads them
+        if cuda is not None:
             return default(*operands)
         forms.add(getattr(default, "__name__", "partial"))
         return default(*operands)

@@ -81,9 +81,8 @@ def commands() -> list[tuple[str, list[str]]]:
         program, *arguments = shlex.split(
             command.partition(" #")[0].replace("...", " ")
         )
-        words = [
-            re.sub(r"[\[\]]", "", word).partition("|")[0] for word in arguments
-        ]  # one of several
+        # One of several.
+        words = [re.sub(r"[\[\]]", "", word).partition("|")[0] for word in arguments]
         words = ["1" if word.isupper() else word for word in words]  # a placeholder
         found.append((program.removesuffix(".py"), words))
     return found

@@ -46,9 +46,8 @@ def test_what_is_replayed_is_counted(gpu):
     images = [[[6, 1], [0, 6]], [[3, 0], [6, 6]]]
     blocks = gpu.accepted.table_of(images, 2, 6)
     assert blocks[0, :4].tolist() == [[6, 1], [0, 0], [0, 6], [6, 1]]
-    late = gpu.accepted.table_of(
-        images, 2, 6, begin=2
-    )  # the first round of each is left out, or of one
+    # the first round of each is left out, or of one
+    late = gpu.accepted.table_of(images, 2, 6, begin=2)
     assert late[:, :2].tolist() == [[[0, 6], [0, 6]], [[6, 6], [0, 0]]]
     chains = np.full((6, 6), 4)  # a call makes five steps
     dropped, coupled = (

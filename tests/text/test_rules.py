@@ -351,8 +351,7 @@ def test_a_tree_of_one_child_each_is_the_chain(float64):
         )
         chex.assert_trees_all_equal(made.tokens, plain.tokens)
         accepted.append(made.info.accepted)
-    longer = np.array(
-        [len(prompt) > 1 for prompt in prompts]
-    )  # a chain drafts nothing after one token
+    # A chain drafts nothing after one token.
+    longer = np.array([len(prompt) > 1 for prompt in prompts])
     chex.assert_trees_all_equal(accepted[0][longer], of_chain.info.accepted[longer])
     assert accepted[1].sum() > accepted[0].sum()

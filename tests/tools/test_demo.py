@@ -48,9 +48,8 @@ def turns_of(make, models, *asked):
 def test_pictures_are_those_of_generate(models, method):
     turns = turns_of(demo.make_image, models, method, SEED, 2, 1.5)
     ended = [["complete" in told for _, told in turn] for turn in turns]
-    assert (
-        method == ALONG_CHAINS or [False, True] in ended
-    )  # the exact way is complete first
+    # The exact way is complete first.
+    assert method == ALONG_CHAINS or [False, True] in ended
     ways = [(cspd_jax.Plain(), "plain"), demo.image_methods(models.image)[method]]
     for (way, denoise), (picture, told) in zip(ways, turns[-1]):
         options = cspd_jax.Options(cfg=1.5, denoise=denoise, final_noise=True)
@@ -59,9 +58,8 @@ def test_pictures_are_those_of_generate(models, method):
         )
         made = cspd_jax.to_images(models.image, tokens)[0].astype(int)
         zoom = len(picture) // len(made)
-        assert (
-            np.max(np.abs(picture[::zoom, ::zoom, :1] - made)) <= 1
-        )  # another program rounds differently
+        # Another program rounds differently.
+        assert np.max(np.abs(picture[::zoom, ::zoom, :1] - made)) <= 1
         calls = tuple(int(info.calls[name].sequential) for name in ("backbone", "head"))
         assert (
             "{} calls of the backbone and {} of the head".format(*calls) in told

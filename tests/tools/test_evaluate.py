@@ -118,9 +118,8 @@ def test_statistics_come_back(tmp_path):
     chex.assert_trees_all_equal(
         (found.pool, found.spatial), (written.pool, written.spatial)
     )
-    np.savez(
-        path, mu=np.zeros(4), sigma=np.eye(4, dtype=np.float32), arr_0=pictures()
-    )  # as ADM's batches
+    # As ADM's batches.
+    np.savez(path, mu=np.zeros(4), sigma=np.eye(4, dtype=np.float32), arr_0=pictures())
     found, images = fid.open_reference(path)
     assert images.count == COUNT and found.images is None and found.spatial is None
 

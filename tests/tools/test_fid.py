@@ -63,8 +63,7 @@ def test_frechet_distance_of_two_gaussians():
     spread = np.std(found, ddof=1) / np.sqrt(10)
     assert abs(np.mean(found) - exact) < 5 * spread < 0.1 * exact
     plain_difference = shift @ shift + np.square(np.linalg.norm(a @ a.T - b @ b.T))
-    assert (
-        abs(np.mean(found) - plain_difference) > 20 * spread
-    )  # negative control: another formula
+    # Negative control: another formula.
+    assert abs(np.mean(found) - plain_difference) > 20 * spread
     same = random.standard_normal((50, 3)).astype(np.float32)
     assert abs(fid.frechet_distance(same, same)) < 1e-9

@@ -93,14 +93,12 @@ def test_mask_ratio_is_a_left_truncated_normal():
     assert known.min() >= 0 and known.max() <= 0.3 * length
     grid = np.linspace(0.7, 1.0, 100_001)
     weight = np.exp(-0.5 * ((grid - 1) / 0.25) ** 2)
-    mean = (
-        length * (1 - (grid * weight).sum() / weight.sum()) - 0.5
-    )  # half a token lost to rounding up
+    # Half a token lost to rounding up.
+    mean = length * (1 - (grid * weight).sum() / weight.sum()) - 0.5
     error = known.std() / math.sqrt(len(known))
     assert abs(known.mean() - mean) < 5 * error
-    assert (
-        abs(known.mean() - 0.15 * length) > 5 * error
-    )  # a uniform ratio would have this mean
+    # A uniform ratio would have this mean.
+    assert abs(known.mean() - 0.15 * length) > 5 * error
 
 
 def test_draws():

@@ -195,9 +195,8 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     assert main(["distill", *flags, "--out", str(first)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert 0 < report["acceptance"] < 1 and 0 < report["coverage"] <= 1
-    shutil.copytree(
-        first, second, ignore=shutil.ignore_patterns("model", "12")
-    )  # as if it had been stopped
+    # As if it had been stopped.
+    shutil.copytree(first, second, ignore=shutil.ignore_patterns("model", "12"))
     assert main(["distill", *flags, "--out", str(second)]) == 0
     a, b = (weights.load(out / "model").params for out in (first, second))
     chex.assert_trees_all_equal(a, b)

@@ -98,9 +98,8 @@ def test_bits_of_a_known_model(config, monkeypatch):
     monkeypatch.setitem(TEXTS.streams, "held-out", stream)
     wanted = -logs[stream].mean() / math.log(2)
     found = objective.measure(TEXTS, lm, params)["held_out_bits_per_byte"]
-    assert found == pytest.approx(
-        wanted, rel=0.04
-    )  # 4 standard deviations of the masks
+    # 4 standard deviations of the masks
+    assert found == pytest.approx(wanted, rel=0.04)
 
 
 def test_masked_objective_against_enumeration():
@@ -136,9 +135,8 @@ def test_masked_objective_against_enumeration():
         np.array([math.gamma(n + 1) * math.gamma(4 - n) / math.gamma(5) for n in k])
         * of_mask
     ).sum()
-    assert (
-        abs(unweighted / 3 / math.log(2) - exact) > 10 * error
-    )  # negative control: without the 1/t
+    # Negative control: without the 1/t.
+    assert abs(unweighted / 3 / math.log(2) - exact) > 10 * error
 
 
 @pytest.mark.parametrize("config", [TINY, MASKED], ids=["causal", "masked"])

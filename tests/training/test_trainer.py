@@ -63,9 +63,8 @@ def strike(out, step, number):
             time.sleep(0.005)
         process.send_signal(number)
         if number == signal.SIGTERM:
-            process.send_signal(
-                number
-            )  # as timeout(1) does, to the process and to its group
+            # As timeout(1) does, to the process and to its group.
+            process.send_signal(number)
         _, told = process.communicate(timeout=100)
     finally:
         process.kill()

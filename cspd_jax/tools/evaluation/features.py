@@ -141,9 +141,8 @@ def features(
 ) -> Iterator[Features]:
     """Yields the features of all images in their order, a batch at a time, as numpy
     arrays."""
-    size = min(
-        batch, images.count
-    )  # the last batch is filled up, so that one program serves all
+    # The last batch is filled up, so that one program serves all.
+    size = min(batch, images.count)
     with tqdm(
         total=images.count, desc=images.path.name, unit="image", disable=None
     ) as bar:

@@ -96,9 +96,8 @@ def precision_recall(
     Around every row lies a ball that reaches to its k-th neighbour in its set
     (Kynkäänniemi et al., 2019).
     """
-    centre = reference.mean(axis=0, dtype=np.float64).astype(
-        np.float32
-    )  # less cancellation
+    # Less cancellation.
+    centre = reference.mean(axis=0, dtype=np.float64).astype(np.float32)
     samples = samples - centre
     reference = reference - centre
     return _within(samples, reference, radii(reference, k)), _within(

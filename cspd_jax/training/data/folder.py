@@ -97,9 +97,8 @@ def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
         picture = eight_bits(ImageOps.exif_transpose(opened)).convert(
             "L" if channels == 1 else "RGB"
         )
-    while (
-        min(picture.size) >= 2 * size
-    ):  # halving by boxes first keeps the final filter sharp
+    # Halving by boxes first keeps the final filter sharp.
+    while min(picture.size) >= 2 * size:
         picture = picture.resize(
             (picture.width // 2, picture.height // 2), Image.Resampling.BOX
         )

@@ -108,13 +108,11 @@ class Words:
             np.float32
         )
 
-        unit = (FIELD - 2 * MARGIN) / extent[
-            :, None
-        ]  # samples of a distance field per pixel
+        # Samples of a distance field per pixel.
+        unit = (FIELD - 2 * MARGIN) / extent[:, None]
         middle = np.arange(CELL, dtype=np.float32) + np.float32(0.5 - CELL / 2)
-        rows, columns = (middle + shift) * unit + np.float32(
-            FIELD / 2 - 0.5
-        )  # each [B, CELL]
+        # Each [B, CELL].
+        rows, columns = (middle + shift) * unit + np.float32(FIELD / 2 - 0.5)
         each = np.repeat(np.arange(size), cells)
         which = pages.ravel() * len(self.fonts) + fonts[each]
         fields = distance_fields(self.letters, self.fonts)
