@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,12 @@ from jax.sharding import Mesh
 from cspd_jax import parallel, weights
 from cspd_jax.check import UserError, check_head_ids
 from cspd_jax.converters import eagle, flux, hf
+from cspd_jax.converters.source import Source, convert, make_config, open_source
 from cspd_jax.models import VAE, HeadModel, ImageModel, TextModel
 from cspd_jax.networks.config import MAR_PRESETS
 from cspd_jax.networks.eagle import Eagle
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.registry import IMAGE_KINDS
-
-if TYPE_CHECKING:
-    from cspd_jax.converters.source import Source
 
 DEFAULTS = {  # name -> folder
     "default": "target",
@@ -96,7 +94,6 @@ def load(
     if source is None:
         found = weights.load(path, dtype, mesh)
     else:
-        from cspd_jax.converters.source import convert
 
         def put(place: tuple[str, ...], array: np.ndarray) -> jax.Array:
             if mesh is None:
@@ -167,8 +164,6 @@ def _outline(path: Path, published: bool) -> tuple[weights.Checkpoint, Source | 
     """Returns a checkpoint without its parameters, and what is to be converted if it is
     a published one."""
     if published:
-        from cspd_jax.converters.source import make_config, open_source
-
         source = open_source(path)
         return weights.Checkpoint(
             source.kind, make_config(source), None, {"source": path.name}

@@ -4,16 +4,14 @@ given."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import chex
 import jax
 import numpy as np
 
 from cspd_jax.check import UserError
-
-if TYPE_CHECKING:
-    from cspd_jax.models import TextModel
+from cspd_jax.models import TextModel
 
 Array = jax.Array
 Model: TypeAlias = (

@@ -5,25 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from jax.sharding import Mesh
 
-if TYPE_CHECKING:  # a family loads no network of another, and a list of flags no jax
-    from jax.sharding import Mesh
+from cspd_jax.networks.config import (
+    KLConfig,
+    MARConfig,
+    NextStepConfig,
+    SphereConfig,
+    SphereVAEConfig,
+)
+from cspd_jax.networks.eagle import Eagle
+from cspd_jax.networks.lm import LM
+from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.products import by_outputs, gains_by_outputs
 
-    from cspd_jax.networks.config import (
-        KLConfig,
-        MARConfig,
-        NextStepConfig,
-        SphereConfig,
-        SphereVAEConfig,
-    )
-    from cspd_jax.networks.eagle import Eagle
-    from cspd_jax.networks.lm import LM
-    from cspd_jax.networks.lm_config import LMConfig
-
-ImageConfig: TypeAlias = "MARConfig | SphereConfig | NextStepConfig"
+ImageConfig: TypeAlias = MARConfig | SphereConfig | NextStepConfig
 # The options that a checkpoint may have values for.
 SAMPLING = (
     "cfg",
@@ -99,8 +98,6 @@ class TextModel(_Model):
         On a CPU large kernels lie by outputs, in a copy that is made when this is first
         asked for.
         """
-        from cspd_jax.networks.products import by_outputs, gains_by_outputs
-
         if self.mesh is not None or not gains_by_outputs(
             self.params, self.network.dtype
         ):
@@ -120,8 +117,6 @@ class HeadModel(_Model):
     @functools.cached_property
     def for_decoding(self) -> tuple[Eagle, Any]:
         """Returns what that of a `TextModel` does."""
-        from cspd_jax.networks.products import by_outputs, gains_by_outputs
-
         floats = {
             name: part
             for name, part in self.params.items()

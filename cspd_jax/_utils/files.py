@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from cspd_jax.check import UserError
@@ -107,8 +108,6 @@ def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
 def fingerprint(config: Any, params: Any, *more: Any) -> str:
     """Returns the SHA-256 of a model's configuration and weights, and of `more`
     (JSON)."""
-    import jax  # here, because the command line needs this module before it needs jax
-
     digest = hashlib.sha256(json.dumps([repr(config), *more]).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.asarray(leaf).tobytes())

@@ -10,7 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from cspd_jax import __version__
+from cspd_jax._utils.compilation import device_loops
 from cspd_jax.check import UserError, is_out_of_memory
 from cspd_jax.cli._flags import Parser
 
@@ -85,8 +88,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, parser = parser_of(first.command)
         args = parser.parse_args(first.arguments)
         if getattr(args, "device_loops", False):
-            from cspd_jax._utils.compilation import device_loops
-
             device_loops(True)
         if first.distributed is not None:
             _join(first.distributed)
@@ -118,8 +119,6 @@ def _sentence(error: Exception) -> str:
 
 def _join(where: str) -> None:
     """Makes this one of several processes, of which the first speaks and writes."""
-    import jax
-
     told: dict[str, Any] = {}
     if where != "auto":
         try:

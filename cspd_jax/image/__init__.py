@@ -9,51 +9,25 @@ machine. The algorithms know models by `protocol` only: `sampler` (the reference
 and runner, lossy) and `lossy` (shortcuts of the plain sampler).
 """
 
-import importlib
-from typing import TYPE_CHECKING
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.comparison import compare, fastest
+from cspd_jax.image.generation import generate, resolve, sample, stream
+from cspd_jax.image.known import Known
+from cspd_jax.image.methods import (
+    DraftSpeculation,
+    Method,
+    Plain,
+    ReleasedRunner,
+    SelfSpeculation,
+)
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import Spread
+from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.image.pixels import to_images, to_latents, to_tokens
+from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
+from cspd_jax.image.regions import keep
+from cspd_jax.image.rounds import PathCriterion
 
-if TYPE_CHECKING:
-    from cspd_jax.image.chain import ChainSpeculation
-    from cspd_jax.image.comparison import compare, fastest
-    from cspd_jax.image.generation import generate, resolve, sample, stream
-    from cspd_jax.image.known import Known
-    from cspd_jax.image.methods import (
-        DraftSpeculation,
-        Method,
-        Plain,
-        ReleasedRunner,
-        SelfSpeculation,
-    )
-    from cspd_jax.image.options import Options
-    from cspd_jax.image.order import Spread
-    from cspd_jax.image.paper import PaperCriterion
-    from cspd_jax.image.pixels import to_images, to_latents, to_tokens
-    from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
-    from cspd_jax.image.regions import keep
-    from cspd_jax.image.rounds import PathCriterion
-
-# Loaded when first used: a caller of one name loads few modules.
-_WHERE = {
-    "chain": ("ChainSpeculation",),
-    "comparison": ("compare", "fastest"),
-    "generation": ("generate", "resolve", "sample", "stream"),
-    "known": ("Known",),
-    "methods": (
-        "DraftSpeculation",
-        "Method",
-        "Plain",
-        "ReleasedRunner",
-        "SelfSpeculation",
-    ),
-    "options": ("Options",),
-    "order": ("Spread",),
-    "paper": ("PaperCriterion",),
-    "pixels": ("to_images", "to_latents", "to_tokens"),
-    "protocol": ("CachedTokenModel", "CausalTokenModel", "TokenModel"),
-    "regions": ("keep",),
-    "rounds": ("PathCriterion",),
-}
-_PLACE = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = [
     "CachedTokenModel",
     "CausalTokenModel",
@@ -80,9 +54,3 @@ __all__ = [
     "to_latents",
     "to_tokens",
 ]
-
-
-def __getattr__(name: str):
-    if name not in _PLACE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_PLACE[name]}"), name)

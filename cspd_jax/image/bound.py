@@ -22,9 +22,6 @@ from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, window
 
 Array = jax.Array
 
-# Here and not there: what makes flags of it does without jax.
-jax.tree_util.register_dataclass(Options)
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

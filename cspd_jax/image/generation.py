@@ -30,6 +30,7 @@ from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster, Spread
+from cspd_jax.image.prompts import ask
 from cspd_jax.image.protocol import CausalTokenModel, TokenModel
 from cspd_jax.info import Calls, Exactness, Info
 from cspd_jax.keys import as_typed, keys_per_row
@@ -259,8 +260,6 @@ def generate(
     progress: show a bar, for which a batch runs in some jitted calls in place of one.
     """
     if prompts is not None:
-        from cspd_jax.image.prompts import ask
-
         model = ask(model, prompts)
         labels = range(len(prompts))
     found = as_labels(model, labels)

@@ -4,21 +4,19 @@ is compiled."""
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cspd_jax._utils.options import documented, option
+import jax
 
-# The command line makes its flags of this module and answers before jax is loaded.
-if TYPE_CHECKING:
-    from jax import Array
-
-    from cspd_jax.image.chain import ChainSpeculation
-    from cspd_jax.image.drafters import ChainDrafter
-    from cspd_jax.image.known import Known
-    from cspd_jax.image.lossy import Annealing, Checkerboard
-    from cspd_jax.image.order import Group, Raster, Spread
+from cspd_jax._utils.options import documented, option, reported
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.drafters import ChainDrafter
+from cspd_jax.image.known import Known
+from cspd_jax.image.lossy import Annealing, Checkerboard
+from cspd_jax.image.order import RISING, Group, Raster, Spread, reveal_groups
 
 
+@jax.tree_util.register_dataclass
 @documented
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -55,7 +53,7 @@ class Options:
         metavar="STEPS",
         static=True,
     )
-    cfg: Array | float = option(
+    cfg: jax.Array | float = option(
         1.0,
         "guidance scale, or one for each image; 1 is no guidance (default: 1)",
         flags=("--cfg",),
@@ -68,7 +66,7 @@ class Options:
         choices=("linear", "constant"),
         static=True,
     )
-    temperature: Array | float = option(
+    temperature: jax.Array | float = option(
         1.0, "of the denoising noise (default: 1)", flags=("--temperature",), type=float
     )
     final_noise: bool = option(
@@ -138,14 +136,10 @@ class Options:
     def separate_first(self) -> bool:
         """Whether the halves of guidance draw their first tokens apart, as SphereAR's
         do: its scale is 1."""
-        from cspd_jax.image.order import RISING
-
         return bool(self.guided) and self.cfg_schedule == RISING
 
     def groups(self, length: int) -> tuple[Group, ...]:
         """Returns the groups of all AR steps that reveal something."""
-        from cspd_jax.image.order import reveal_groups
-
         num_iter = length if self.num_iter is None else self.num_iter
         return (
             reveal_groups(length, num_iter)
@@ -162,8 +156,6 @@ class Options:
 
     def report(self) -> dict[str, Any]:
         """Returns the options as JSON, under the names that reports have."""
-        from cspd_jax._utils.options import reported
-
         told = reported(dataclasses.replace(self, denoise=self.chain))  # type: ignore[arg-type]
         if hasattr(self.cfg, "tolist"):
             told["cfg"] = self.cfg.tolist()

@@ -10,9 +10,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 import cspd_jax
+from cspd_jax import hub, tokenizers
+from cspd_jax._utils.compilation import compile_seconds, use_cache
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import progress
+from cspd_jax.cli.text import default_draft, load_drafter
+from cspd_jax.keys import seed_key
 from cspd_jax.models import VAE, ImageModel, TextModel
 from cspd_jax.networks.config import NextStepConfig
 
@@ -62,10 +70,6 @@ Show = Callable[[Side], tuple[Any, str]]
 def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
     """Takes a step of each stream in turn until both have ended, and shows them
     meanwhile."""
-    import jax
-
-    from cspd_jax._utils.compilation import compile_seconds
-
     sides = [Side() for _ in streams]
     while not all(side.complete for side in sides):
         for i, side in enumerate(sides):
@@ -103,9 +107,6 @@ def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
 def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -> Shown:
     """Makes an image of a class or prompt, plainly and by a method; latents become a
     picture at the end."""
-    import jax.numpy as jnp
-    import numpy as np
-
     keys = cspd_jax.row_keys(key, 1)
     model = models.image
     label = wanted
@@ -143,8 +144,6 @@ def make_text(
 ) -> Shown:
     """Continues a prompt, plainly and with drafts, each token marked by where it came
     from."""
-    from cspd_jax.tokenizers import pieces
-
     tokenizer = models.reads[0]
     streams = []
     ids = tokenizer.encode(prompt)
@@ -160,7 +159,9 @@ def make_text(
             a[0, : int(info.trace.lengths[0])].tolist()
             for a in (tokens, info.trace.marks)
         )
-        parts = list(zip(pieces(tokenizer, row), map(MARKS.get, marks)))[len(ids) :]
+        parts = list(zip(tokenizers.pieces(tokenizer, row), map(MARKS.get, marks)))[
+            len(ids) :
+        ]
         target, draft = (info.calls[name].sequential for name in ("target", "draft"))
         counts = (
             f"{len(parts)} tokens, {target} passes of the target and {draft} of"
@@ -207,8 +208,6 @@ def told(
     make: Callable[..., Shown], models: Models, method: str, seed: float, *asked: Any
 ) -> Shown:
     """Yields what a button shows: what is made, or in one sentence why not."""
-    from cspd_jax.keys import seed_key
-
     try:
         yield from make(models, method, seed_key(int(seed or 0)), *asked)
     except UserError as wrong:
@@ -295,9 +294,6 @@ def make_page(models: Models) -> Any:
 
 def load(args: argparse.Namespace) -> Models:
     """Loads the models that the flags name."""
-    from cspd_jax import hub, tokenizers
-    from cspd_jax.cli.text import default_draft, load_drafter
-
     image = cspd_jax.load(args.target, of=ImageModel)
     target = cspd_jax.load(args.text_target, of=TextModel)
     masked = cspd_jax.load(args.masked_model, of=TextModel)
@@ -343,9 +339,7 @@ def run(args: argparse.Namespace) -> None:
     """Serves the page until Ctrl-C."""
     import gradio  # noqa: F401, before models are loaded
 
-    from cspd_jax._utils import compilation
-
-    compilation.use_cache()
+    use_cache()
     page = make_page(load(args))
     where = {"server_name": args.host, "server_port": args.port or None}
     _, url, _ = page.launch(

@@ -83,23 +83,23 @@ def test_texts_are_the_same_by_the_loops_of_the_device(by_the_device, float64):
     )
 
 
-def test_three_products_are_for_float32_on_cuda_alone():
+def test_three_products_are_for_many_rows_of_float32_on_cuda():
     """On a CPU a product is the full one, whose gradient is too."""
-    x = jnp.ones((2, 3))
     kernel = jnp.ones((3, 4))
     dimensions = (((1,), (0,)), ((), ()))
-    lowered = lambda dtype, platform: (
-        jax.jit(lambda x, kernel: full_product(x, kernel, dimensions))
-        .trace(x.astype(dtype), kernel.astype(dtype))
-        .lower(lowering_platforms=(platform,))
-        .as_text()
-    )
-    assert "num_primitive_operations = 3" in lowered("float32", "cuda")
-    assert "num_primitive_operations" not in lowered("float32", "cpu") + lowered(
-        "bfloat16", "cuda"
-    )
-    sums = jax.grad(lambda x: jnp.sum(full_product(x, kernel, dimensions)))(x)
-    chex.assert_trees_all_equal(sums, jnp.full((2, 3), 4.0))
+
+    def lowered(rows, dtype, platform):
+        product = jax.jit(lambda x, kernel: full_product(x, kernel, dimensions))
+        traced = product.trace(jnp.ones((rows, 3), dtype), kernel.astype(dtype))
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    three = "num_primitive_operations = 3"
+    assert three in lowered(64, "float32", "cuda")
+    others = ((63, "float32", "cuda"), (64, "float32", "cpu"), (64, "bfloat16", "cuda"))
+    for other in others:
+        assert three not in lowered(*other)
+    sums = jax.grad(lambda x: jnp.sum(full_product(x, kernel, dimensions)))
+    chex.assert_trees_all_equal(sums(jnp.ones((64, 3))), jnp.full((64, 3), 4.0))
 
 
 def test_a_packed_loop_is_a_loop():
