@@ -25,14 +25,46 @@ class Calls(NamedTuple):
 
 
 class Exactness(NamedTuple):
-    """Whether the output has the distribution of the plain sampler, up to the rounding
-    of the networks.
+    """Whether rows have the distribution of the plain sampler, up to the rounding of
+    the networks.
 
+    exact: whether they have it.
     why: one clause, for people.
     """
 
-    lossless: bool
+    exact: bool
     why: str
+
+    def with_truncated(self, draws: int) -> Exactness:
+        """Returns what is true of a run in which this many draws from a residual were
+        given up."""
+        if not (self.exact and draws):
+            return self
+        return Exactness(
+            False,
+            f"{draws} draws from a residual were given up, at the limit of tries or"
+            " because a density was not a number, and replaced",
+        )
+
+
+class Counts(NamedTuple):
+    """What happened to B rows (images, texts, chains) in a step, a round, or in all of
+    them; counts add up.
+
+    rounds: [B] rounds, or steps, that the row took part in.
+    tested: [B, D] drafts that were tested, by place in the draft; D is 0 where nothing
+        is drafted. Of denoising steps along chains [B].
+    accepted: those that were accepted, as `tested`.
+    truncated: [B] draws from a residual that were given up; with any, the distribution
+        is not the target's.
+    calls: of each network, by name.
+    """
+
+    rounds: Array
+    tested: Array
+    accepted: Array
+    truncated: Array
+    calls: dict[str, Calls]
 
 
 @jax.tree_util.register_dataclass
@@ -44,15 +76,9 @@ class Info:
     wait for the device.
 
     made: [B] tokens that were generated.
-    rounds: [B] rounds, or steps, until the row was complete.
-    tested: [B, D] drafts that were tested, by place in the draft; D is 0 where nothing
-        is drafted.
-    accepted: [B, D] those that were accepted.
-    truncated: [B] draws from a residual that were given up; with any, the distribution
-        is not the target's.
-    calls: of each network, by name.
+    rounds, tested, accepted, truncated, calls: as of `Counts`.
     trace: what the family tells besides.
-    judgement: of the method, by itself (static).
+    claim: of the method, whatever happened (static).
     seconds: that the generation took, where somebody measured them (static).
     """
 
@@ -63,7 +89,7 @@ class Info:
     truncated: Array
     calls: Mapping[str, Calls]
     trace: Any
-    judgement: Exactness = dataclasses.field(metadata={"static": True})
+    claim: Exactness = dataclasses.field(metadata={"static": True})
     seconds: float | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
@@ -73,14 +99,18 @@ class Info:
         return int(np.sum(self.accepted)) / tested if tested else None
 
     @property
-    def exactness(self) -> Exactness:
-        """Says whether the rows have the target's own distribution, and why."""
-        return judged(self.judgement, int(np.sum(self.truncated)))
-
-    @property
     def exact(self) -> bool:
         """Says whether the rows have the target's own distribution."""
-        return self.exactness.lossless
+        return self._found.exact
+
+    @property
+    def why(self) -> str:
+        """Says why they have it, or why not."""
+        return self._found.why
+
+    @property
+    def _found(self) -> Exactness:
+        return self.claim.with_truncated(int(np.sum(self.truncated)))
 
     @property
     def sequential(self) -> int:
@@ -91,7 +121,6 @@ class Info:
         made = {name: int(calls.sequential) for name, calls in self.calls.items()}
         calls = ", ".join(f"{count} {name}" for name, count in made.items() if count)
         tested = int(np.sum(self.tested))
-        lossless = self.exactness.lossless
         lines = [
             f"calls       {self.sequential} one after the other ({calls})",
             f"rounds      {np.mean(self.rounds):.1f} for a row of"
@@ -99,7 +128,7 @@ class Info:
             f"acceptance  {self.acceptance:.1%} of {tested} drafts"
             if tested
             else "acceptance  no drafts",
-            f"exact       {'yes' if lossless else 'no'}: {self.exactness.why}",
+            f"exact       {'yes' if self.exact else 'no'}: {self.why}",
         ]
         return "\n".join(
             lines
@@ -119,19 +148,6 @@ class Generated(NamedTuple):
     info: Info
 
 
-def add(total: Any, more: Any) -> Any:
-    """Returns the entrywise sum of two pytrees of counts."""
-    return jax.tree.map(lambda a, b: a + b, total, more)
-
-
-def judged(method: Exactness, truncated: int) -> Exactness:
-    """Returns the judgement of a run of the method in which so many draws from a
-    residual were given up."""
-    if not (method.lossless and truncated):
-        return method
-    return Exactness(
-        False,
-        f"{truncated} draws from a residual were given up, at the limit of tries or"
-        " because a density was not"
-        " a number, and replaced",
-    )
+def add(*parts: Any) -> Any:
+    """Returns the entrywise sum of pytrees of counts."""
+    return jax.tree.map(lambda *numbers: sum(numbers[1:], numbers[0]), *parts)

@@ -36,7 +36,7 @@ from cspd_jax.diffusion.gaussian import (
     transition_from_x0,
 )
 from cspd_jax.image.drafters import ChainDrafter, Prediction, at_steps, own_window
-from cspd_jax.info import Calls
+from cspd_jax.info import Calls, Counts, add
 
 Array = jax.Array
 
@@ -55,24 +55,6 @@ class ChainSpeculation:
             raise UserError(
                 f"a window of {self.window} steps; it must draft at least 1"
             )
-
-
-class ChainCounts(NamedTuple):
-    """What head calls along R chains took; adds up over calls.
-
-    head: calls one after the other, and rows in them (two for each chain with
-        guidance).
-    calls: [R] calls until the chain was finished.
-    tested: [R] transitions tested, up to the end of each block.
-    accepted: [R] transitions kept.
-    truncated: [R] residual draws that were given up.
-    """
-
-    head: Calls
-    calls: Array
-    tested: Array
-    accepted: Array
-    truncated: Array
 
 
 class ChainRandomness(NamedTuple):
@@ -141,7 +123,7 @@ class ChainResult(NamedTuple):
 
     x: Array
     path: Path | None
-    counts: ChainCounts
+    counts: Counts
 
 
 class ChainInputs(NamedTuple):
@@ -250,11 +232,11 @@ def packed_sizes(chains: int, rows: int) -> list[int]:
 def speculate_packed(
     inputs: ChainInputs,
     chain: ChainState,
-    counts: ChainCounts,
+    counts: Counts,
     length: int,
     size: int,
     fewer: int,
-) -> tuple[ChainState, ChainCounts]:
+) -> tuple[ChainState, Counts]:
     """Goes on until no more than `fewer` chains are unfinished, which are no more than
     `size` now; only so many are rows of its calls."""
     if size == len(chain.x):
@@ -266,19 +248,19 @@ def speculate_packed(
     mine, made = speculate_until(few, mine, no_counts(size), length, fewer)
     back = lambda old, new: old.at[lanes].set(new)
     chain = jax.tree.map(back, every, mine._replace(path=None))._replace(path=mine.path)
-    add = lambda old, new: old.at[lanes].add(new) if old.ndim else old + new
-    return chain, jax.tree.map(add, counts, made)
+    add_in = lambda old, new: old.at[lanes].add(new) if old.ndim else old + new
+    return chain, jax.tree.map(add_in, counts, made)
 
 
 def speculate_until(
-    inputs: ChainInputs, chain: ChainState, counts: ChainCounts, length: int, fewer: int
-) -> tuple[ChainState, ChainCounts]:
+    inputs: ChainInputs, chain: ChainState, counts: Counts, length: int, fewer: int
+) -> tuple[ChainState, Counts]:
     """Goes on until no more than `fewer` of the rows are unfinished."""
 
     def call(carry):
         chain, counts = carry
         chain, made = speculate_once(inputs, chain, length)
-        return chain, jax.tree.map(jnp.add, counts, made)
+        return chain, add(counts, made)
 
     return while_loop(
         lambda carry: jnp.sum(carry[0].left > 0) > fewer, call, (chain, counts)
@@ -287,7 +269,7 @@ def speculate_until(
 
 def speculate_once(
     inputs: ChainInputs, chain: ChainState, length: int
-) -> tuple[ChainState, ChainCounts]:
+) -> tuple[ChainState, Counts]:
     """Drafts `length` steps of every row, verifies them, and commits what is kept."""
     keys = jax.vmap(jax.random.fold_in)(inputs.keys, chain.left)
     draft = draft_steps(inputs, chain, keys, length)
@@ -348,7 +330,7 @@ def verify_steps(inputs: ChainInputs, draft: ChainDraft, keys: Array) -> ChainVe
 
 def commit(
     inputs: ChainInputs, chain: ChainState, draft: ChainDraft, verdict: ChainVerdict
-) -> tuple[ChainState, ChainCounts]:
+) -> tuple[ChainState, Counts]:
     """Keeps the first drafts and the state after them, and guesses anew. Where all are
     kept, a last step without noise follows, if the window has it. The path, if there is
     one, is of all chains."""
@@ -376,12 +358,13 @@ def commit(
         step, pick(verdict.predicted), pick(draft.before), x - p.mean
     )
     number = lambda flags: flags.astype(jnp.int32)
-    counts = ChainCounts(
-        head=Calls(jnp.int32(1), jnp.int32(length * rows * inputs.halves)),
-        calls=number(active),
+    head = Calls(jnp.int32(1), jnp.int32(length * rows * inputs.halves))
+    counts = Counts(
+        rounds=number(active),
         tested=number(jnp.where(active, kept + replaced, 0)),
         accepted=number(jnp.where(active, kept, 0)),
         truncated=number(replaced & block.truncated),
+        calls={"head": head},
     )
     path = chain.path
     if path is not None:
@@ -404,10 +387,12 @@ def _where_row(chosen: Array, new: Array, old: Array) -> Array:
     return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
-def no_counts(chains: int) -> ChainCounts:
-    """Returns the counts of so many chains before the first call."""
+def no_counts(chains: int) -> Counts:
+    """Returns the counts of chains before the first call: a round is a call of the
+    head, in whose rows guidance counts twice."""
     none = jnp.zeros(chains, jnp.int32)
-    return ChainCounts(Calls(jnp.int32(0), jnp.int32(0)), none, none, none, none)
+    head = Calls(jnp.int32(0), jnp.int32(0))
+    return Counts(none, none, none, none, {"head": head})
 
 
 # Modulations of all steps are made in one matrix product and kept, unless that takes

@@ -79,19 +79,19 @@ def sample(
 def _told(made: Made, method: Method, options: Options) -> tuple[Array, Info]:
     """Returns the tokens, and what is to be said of them."""
     known = None if options.known is None else options.known.mask
-    return made.tokens, _info(made, judgement(method, options), method.ahead, known)
+    return made.tokens, _info(made, claim_of(method, options), method.ahead, known)
 
 
-def judgement(method: Method, options: Options) -> Exactness:
+def claim_of(method: Method, options: Options) -> Exactness:
     """Says whether the method is exact with these options, settled, and of which
     sampler's distribution."""
-    lossless, why = method.exactness(options)
-    if lossless and options.final_noise:
+    exact, why = method.exactness(options)
+    if exact and options.final_noise:
         why += (
             ", whose last denoising step has noise of standard deviation 0.006"
             " (`final_noise`)"
         )
-    return Exactness(lossless, why)
+    return Exactness(exact, why)
 
 
 _info = jax.jit(info_of, static_argnums=(1, 2))

@@ -78,7 +78,7 @@ class Method(Protocol):
         many tokens are known, [] or [B], and what there is, zero elsewhere."""
 
     def exactness(self, options: Options) -> Exactness:
-        """Says whether it is lossless, and why; draws that were given up aside."""
+        """Says whether it is exact, and why; draws that were given up aside."""
 
     def describe(self) -> dict[str, Any] | None:
         """Returns the method's own options, for a report."""

@@ -30,7 +30,6 @@ from cspd_jax.coupling.acceptance import (
 from cspd_jax.coupling.resample import Resampled, resample
 from cspd_jax.coupling.residual import gaussian_residual, log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian
-from cspd_jax.image.counts import Counts, Work, add_up
 from cspd_jax.image.rounds import (
     Drafted,
     Request,
@@ -41,7 +40,7 @@ from cspd_jax.image.rounds import (
     of_round,
 )
 from cspd_jax.image.state import Inputs, Paths, State, exists, positions, put, scales
-from cspd_jax.info import Exactness
+from cspd_jax.info import Counts, Exactness, add
 from cspd_jax.keys import Purpose, at_positions, purpose_keys
 
 Array = jax.Array
@@ -88,7 +87,7 @@ class PaperCriterion:
         own, drawn = aligned_chains(self, inputs, drafted)
         test = judge_last_transitions(self, inputs, state.drafts, drafted, own)
         after, truncated = replace_rejected(self, inputs, state, drafted, own, test)
-        work = add_up(backbone, drawn)
+        work = add(backbone, drawn)
         return after, of_round(
             inputs, state, work._replace(truncated=work.truncated + truncated)
         )
@@ -134,7 +133,7 @@ class LastTransitions(NamedTuple):
 
 def aligned_chains(
     criterion: PaperCriterion, inputs: Inputs, drafted: Drafted
-) -> tuple[Paths, Work]:
+) -> tuple[Paths, Counts]:
     """Draws the target's own chains of all drafted groups and of the one after them:
     [B, gamma + 1, G].
 

@@ -50,13 +50,14 @@ from cspd_jax.diffusion.chain import sample_path
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel, bind, by_position
-from cspd_jax.image.counts import Counts, Made, Work, add_up, no_counts, no_work
+from cspd_jax.image.counts import Made, no_counts, of_draft
 from cspd_jax.image.known import put_back
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Group, mask_lengths, prefix_lengths
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.sampler import GroupArrays, PlainState
 from cspd_jax.image.state import Draft
+from cspd_jax.info import Counts, add
 from cspd_jax.keys import Purpose, at_positions, purpose_keys
 
 Array = jax.Array
@@ -373,10 +374,10 @@ def sample(
     for segment, groups, blocks in segments:
         step = functools.partial(ar_step, inputs, segment)
         state, spent = sampler.one_by_one(target, step, state, groups, blocks)
-        counts = add_up(counts, spent)
-    made = sampler.output(target, state.tokens, length, counts.target)
+        counts = add(counts, spent)
+    made = sampler.output(target, state.tokens, length, counts)
     marks = by_position(state.marks[:, :length], target.order[: target.images])
-    return made._replace(marks=marks, counts=made.counts._replace(draft=counts.draft))
+    return made._replace(marks=marks)
 
 
 def ar_step(
@@ -393,21 +394,18 @@ def ar_step(
     )
     write = lambda old, new: sampler.write_group(old, new, group.first)
     state = state._replace(tokens=made.tokens, end=jax.tree.map(write, state.end, end))
-    counts = no_counts(bound.images)
-    counts = (
-        counts._replace(draft=work) if segment.drafted else counts._replace(target=work)
-    )
+    counts = of_draft(work) if segment.drafted else work
     if not segment.block.width:
         return state, counts
     judging = functools.partial(judge, inputs, segment.block)
-    not_judging = lambda state, block: (state, no_work(bound.images))
+    not_judging = lambda state, block: (state, no_counts(bound.images))
     state, judged = jax.lax.cond(block.size > 0, judging, not_judging, state, block)
-    return state, counts._replace(target=add_up(counts.target, judged))
+    return state, add(counts, judged)
 
 
 def judge(
     inputs: Inputs, segment: sampler.Segment, state: RunnerState, block: GroupArrays
-) -> tuple[RunnerState, Work]:
+) -> tuple[RunnerState, Counts]:
     """Judges the whole block by one target call, in the context before it; replaces
     rejected tokens."""
     q: ChainEnd = jax.tree.map(
@@ -452,7 +450,7 @@ def judge(
 
 def draw_ends(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
-) -> tuple[Array, tuple[ChainEnd, Work]]:
+) -> tuple[Array, tuple[ChainEnd, Counts]]:
     """Runs the chains of a group step by step: their tokens, what is judged of them,
     and what it took."""
     laws = sample_path(
@@ -462,4 +460,4 @@ def draw_ends(
     end = ChainEnd(
         jax.tree.map(lambda a: a[0], laws), 0.5 * jnp.sum(laws.log_var[1:], axis=0)
     )
-    return end.last.mean, (end, sampler.step_work(bound, z))
+    return end.last.mean, (end, sampler.step_counts(bound, z))

@@ -47,14 +47,12 @@ from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.bound import BoundModel, bind, by_position
 from cspd_jax.image.chain import speculate_chain
 from cspd_jax.image.counts import (
-    Counts,
     Made,
-    Work,
-    add_up,
     calls,
-    chain_work,
     no_counts,
-    no_work,
+    of_chains,
+    of_draft,
+    with_calls,
 )
 from cspd_jax.image.drafters import Prediction
 from cspd_jax.image.options import Options
@@ -76,7 +74,7 @@ from cspd_jax.image.state import (
     scales,
     with_drafts,
 )
-from cspd_jax.info import Exactness
+from cspd_jax.info import Counts, Exactness, add
 from cspd_jax.keys import Purpose
 
 Array = jax.Array
@@ -218,7 +216,7 @@ def run_rounds(
     def another(carry: tuple[State, Counts]) -> tuple[State, Counts]:
         state, total = carry
         state, counts = run_round(inputs, state)
-        return state, add_up(total, counts)
+        return state, add(total, counts)
 
     return jax.lax.while_loop(unfinished, another, (state, total))
 
@@ -230,7 +228,7 @@ def run_round(inputs: Inputs, state: State) -> tuple[State, Counts]:
     if inputs.draft is None:  # its drafts came with the verification
         return state, verified
     state, of_drafts = draft_step(inputs, state)
-    return state, add_up(verified, of_drafts)
+    return state, add(verified, of_drafts)
 
 
 def begin(
@@ -340,21 +338,21 @@ class PathCriterion:
             group=state.group + (state.group < inputs.groups),
             drafts=jax.tree.map(lambda a: a[:, 1:], paths) if ahead else state.drafts,
         )
-        return state, of_round(inputs, began, add_up(backbone, head, chains))
+        return state, of_round(inputs, began, add(backbone, head, chains))
 
     def exactness(self) -> Exactness:
         return Exactness(True, self.why)
 
 
-def of_round(inputs: Inputs, began: State, target: Work) -> Counts:
-    """Counts a round that began at this state, with what the target did in it."""
+def of_round(inputs: Inputs, began: State, happened: Counts) -> Counts:
+    """Adds the round, which began at this state, to what the target did in it."""
     rounds = (began.group < inputs.groups).astype(jnp.int32)
-    return Counts(rounds, target, no_work(inputs.images))
+    return happened._replace(rounds=rounds)
 
 
 def drafted_groups(
     inputs: Inputs, state: State, lookahead: int
-) -> tuple[Drafted, Work]:
+) -> tuple[Drafted, Counts]:
     """Reads the target's contexts before each drafted group and after the last, in one
     backbone call."""
     gamma = inputs.speculation.gamma
@@ -365,12 +363,12 @@ def drafted_groups(
     tokens = with_drafts(inputs, state)
     z = contexts(inputs, inputs.target, tokens, known, lookahead)
     drafted = Drafted(groups, exists(inputs, groups) & used[..., None], z)
-    return drafted, backbone_work(inputs, known.size)
+    return drafted, backbone_counts(inputs, known.size)
 
 
 def verify_paths(
     inputs: Inputs, state: State, drafted: Drafted, coins: Callable[[Array, int], Array]
-) -> tuple[Kept, Work]:
+) -> tuple[Kept, Counts]:
     """Verifies the transitions of all drafts: group by group, token by token, in as
     many blocks as there are coins for."""
     drafts = state.drafts
@@ -566,13 +564,13 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
         return (
             j + 1,
             state._replace(drafts=drafts),
-            add_up(work, backbone_work(inputs, len(here)), made),
+            add(work, backbone_counts(inputs, len(here)), made),
         )
 
-    start = jnp.int32(0), state, no_work(inputs.images)
+    start = jnp.int32(0), state, no_counts(inputs.images)
     with jax.named_scope("drafts"):
         _, state, work = jax.lax.while_loop(lambda carry: carry[0] < steps, one, start)
-    return state, no_counts(inputs.images)._replace(draft=work)
+    return state, of_draft(work)
 
 
 # Denoising paths of many tokens: drawn, and their laws under another network.
@@ -580,7 +578,7 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
 
 def draw_paths(
     inputs: Inputs, bound: BoundModel, request: Request
-) -> tuple[Paths, Work]:
+) -> tuple[Paths, Counts]:
     """Draws paths of a network [B, N, G, ...]. Of tokens that were on their way only
     the end, the token, is theirs: the states before it are nobody's."""
     shape = request.positions.shape
@@ -601,7 +599,7 @@ def draw_paths(
             left, x = begun[0]
             start = Start(left, jnp.where((left < inputs.steps)[:, None], x, end))
         path = sample_path(chains, noise, start)
-        work = head_work(inputs, inputs.steps, len(end))
+        work = head_counts(inputs, inputs.steps, len(end))
     else:
         random = bound.chain_randomness(in_a_row, request.window_keys)
         end = random.x
@@ -616,7 +614,7 @@ def draw_paths(
         )
         assert found.path is not None
         path = found.path
-        work = chain_work(found.counts, shape[0])
+        work = of_chains(found.counts, shape[0])
     states = jnp.concatenate([path.x[None], path.states[1:], end[None]])
     paths = Paths(states, path.laws)
     return jax.tree.map(
@@ -626,7 +624,7 @@ def draw_paths(
 
 def laws(
     inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Array
-) -> tuple[Gaussian, Work]:
+) -> tuple[Gaussian, Counts]:
     """Finds the laws of the transitions of paths [..., T + 1, d] under z [..., H, D]:
     [..., T, d], entry i to x_i. No call waits for another's result."""
     flat = jnp.moveaxis(states.reshape(-1, *states.shape[-2:]), 0, 1)
@@ -634,7 +632,7 @@ def laws(
     count = path_law_calls(inputs.steps, flat.shape[1] * z.shape[-2])
     shape = (*states.shape[:-2], inputs.steps, states.shape[-1])
     back = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(shape), found)
-    return back, head_work(inputs, count, inputs.steps // count * flat.shape[1])
+    return back, head_counts(inputs, count, inputs.steps // count * flat.shape[1])
 
 
 def guess_after(
@@ -668,15 +666,13 @@ def _chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
     )
 
 
-def backbone_work(inputs: Inputs, sequences: int) -> Work:
-    """Counts one backbone call on so many sequences."""
-    return no_work(inputs.images)._replace(
-        backbone=calls(sequences * (1 + bool(inputs.options.guided)))
-    )
+def backbone_counts(inputs: Inputs, sequences: int) -> Counts:
+    """Counts one backbone call on this many sequences."""
+    made = calls(sequences * (1 + bool(inputs.options.guided)))
+    return with_calls(no_counts(inputs.images), backbone=made)
 
 
-def head_work(inputs: Inputs, count: int, rows: int) -> Work:
-    """Counts head calls on so many rows each."""
-    return no_work(inputs.images)._replace(
-        head=calls(rows * (1 + bool(inputs.options.guided)), count)
-    )
+def head_counts(inputs: Inputs, count: int, rows: int) -> Counts:
+    """Counts head calls on this many rows each."""
+    made = calls(rows * (1 + bool(inputs.options.guided)), count)
+    return with_calls(no_counts(inputs.images), head=made)

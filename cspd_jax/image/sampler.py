@@ -19,12 +19,13 @@ from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.image.bound import BoundModel, bind, by_position, embed_time
 from cspd_jax.image.chain import speculate_chain
-from cspd_jax.image.counts import Counts, Made, Work, add_up, calls, chain_work, no_work
+from cspd_jax.image.counts import Made, calls, no_counts, of_chains, with_calls
 from cspd_jax.image.known import put_back
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Group, guidance_scale, prefix_lengths
 from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
+from cspd_jax.info import Counts, add
 from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
@@ -193,27 +194,27 @@ def write_group(tokens: Array, x: Array, first: Array) -> Array:
 
 def draw_tokens(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
-) -> tuple[Array, Work]:
+) -> tuple[Array, Counts]:
     """Runs the plain chains of a group, or speculates along them; and says what the AR
     step took, its call of the backbone included."""
     shape = positions.shape
     chains = group_chains(bound, z, scale)
     if bound.options.chain is None:
         x = sample_chain(chains, bound.chain_noise(positions))
-        return x.reshape(*shape, -1), step_work(bound, z)
+        return x.reshape(*shape, -1), step_counts(bound, z)
     random = bound.chain_randomness(positions)
     made = speculate_chain(
         chains, random, bound.drafter, bound.options.chain, active=used.reshape(-1)
     )
-    work = chain_work(made.counts, shape[0])._replace(backbone=calls(len(z)))
-    return made.x.reshape(*shape, -1), work
+    counts = with_calls(of_chains(made.counts, shape[0]), backbone=calls(len(z)))
+    return made.x.reshape(*shape, -1), counts
 
 
-def step_work(bound: BoundModel, z: Array) -> Work:
+def step_counts(bound: BoundModel, z: Array) -> Counts:
     """Counts an AR step with chains step by step, of tokens with contexts z [B', G,
     D]."""
     head = calls(z.shape[0] * z.shape[1], bound.steps)
-    return no_work(bound.images)._replace(backbone=calls(len(z)), head=head)
+    return with_calls(no_counts(bound.images), backbone=calls(len(z)), head=head)
 
 
 def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
@@ -225,7 +226,7 @@ def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
 
 def ar_steps(
     bound: BoundModel, segment: Segment, state: PlainState, groups: GroupArrays
-) -> tuple[PlainState, Work]:
+) -> tuple[PlainState, Counts]:
     """Makes the AR steps [S] of a segment, one after the other, and says what they
     took."""
     step = functools.partial(ar_step, in_segment(bound, segment), segment)
@@ -280,11 +281,11 @@ def sample(
     """Generates a batch; the arguments are those of `bind`."""
     bound = bind(network, params, keys, labels, options, order, noise)
     state = empty_state(bound)
-    work = cache_work(bound)
+    counts = cache_counts(bound)
     for segment, groups in plan_segments(network.seq_len, options):
         state, more = ar_steps(bound, segment, state, group_arrays(groups, options))
-        work = add_up(work, more)
-    return output(bound, state.tokens, network.seq_len, work)
+        counts = add(counts, more)
+    return output(bound, state.tokens, network.seq_len, counts)
 
 
 def stream(
@@ -304,22 +305,24 @@ def stream(
     bound = _bind(network, params, keys, labels, options)
     state = empty_state(bound)
     segments = plan_segments(network.seq_len, options)
-    work = cache_work(bound)
+    counts = cache_counts(bound)
     total = sum(len(groups) for _, groups in segments)
     several = 1 if pieces is None else -(-total // pieces)
     for segment, groups in segments:
         for some in (groups[i : i + several] for i in range(0, len(groups), several)):
             state, more = _ar_steps(bound, segment, state, group_arrays(some, options))
             known = some[-1].start + some[-1].size
-            work = add_up(work, more)
-            made = _output(bound, state.tokens, known, work)
+            counts = add(counts, more)
+            made = _output(bound, state.tokens, known, counts)
             yield (
                 known if bound.kept is None else jnp.maximum(known, bound.kept.number),
                 made,
             )
 
 
-def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> Made:
+def output(
+    bound: BoundModel, tokens: Array, known: Array | int, counts: Counts
+) -> Made:
     """Returns what there is when the first `known` tokens are, by position."""
     images = bound.images
     length = bound.order.shape[1]
@@ -335,7 +338,7 @@ def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> 
     return Made(
         by_position(shown, bound.order[:images]),
         marks,
-        Counts(rounds, work, no_work(images)),
+        counts._replace(rounds=rounds),
     )
 
 
@@ -377,7 +380,8 @@ def empty_state(bound: BoundModel) -> PlainState:
     )
 
 
-def cache_work(bound: BoundModel) -> Work:
+def cache_counts(bound: BoundModel) -> Counts:
     """Returns the call that puts known tokens into a cache, if there is one."""
     cached = bound.kept is not None and isinstance(bound.network, CachedTokenModel)
-    return no_work(bound.images)._replace(backbone=calls(len(bound.order), int(cached)))
+    made = calls(len(bound.order), int(cached))
+    return with_calls(no_counts(bound.images), backbone=made)

@@ -16,12 +16,11 @@ import jax.numpy as jnp
 
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.bound import BoundModel
-from cspd_jax.image.counts import Counts
 from cspd_jax.image.known import put_back
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import prefix_lengths
 from cspd_jax.image.protocol import TokenModel
-from cspd_jax.info import Exactness
+from cspd_jax.info import Counts, Exactness
 from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
@@ -43,7 +42,7 @@ class Criterion(Protocol):
         ...
 
     def exactness(self) -> Exactness:
-        """Says whether it is lossless, and why."""
+        """Says whether it is exact, and why."""
         ...
 
 

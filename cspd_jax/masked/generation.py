@@ -197,24 +197,18 @@ def _advance(inputs: Inputs, state: Any, cache: Any) -> State:
 def output(inputs: Inputs, state: State) -> Generated:
     """Returns what there is after some round or step; places that are not filled yet
     hold the mask's id."""
-    happened = state.info
-    judgement = inputs.way.judgement
-    if inputs.canvas.cached and judgement.lossless:
+    claim = inputs.way.claim
+    if inputs.canvas.cached and claim.exact:
         note = (
-            "; with the block cache this is a different sampler, with a reference"
-            " of"
+            "; with the block cache this is a different sampler, with a reference of"
             " its own"
         )
-        judgement = judgement._replace(why=judgement.why + note)
+        claim = claim._replace(why=claim.why + note)
     info = Info(
         made=jnp.sum(state.text != inputs.canvas.mask_id, axis=1, dtype=jnp.int32),
-        rounds=happened.rounds,
-        tested=happened.tested,
-        accepted=happened.accepted,
-        truncated=jnp.zeros(len(state.text), jnp.int32),
-        calls=happened.calls,
+        **state.counts._asdict(),
         trace=Trace(state.order, state.rounds),
-        judgement=judgement,
+        claim=claim,
     )
     return Generated(state.text, info)
 

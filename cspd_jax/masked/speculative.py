@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.info import Calls, Exactness, add
+from cspd_jax.info import Calls, Counts, Exactness, add
 from cspd_jax.masked import passes
 from cspd_jax.masked.canvas import Canvas, Window, fill, is_masked, window_at
 from cspd_jax.masked.rule import Choice, candidates, choose, drawn_from, scores
 from cspd_jax.masked.sets import MoveSets
-from cspd_jax.masked.stepwise import RoundInfo, count_calls
+from cspd_jax.masked.stepwise import count_calls
 
 Array = jax.Array
 
@@ -49,7 +49,7 @@ class Speculation:
         return max(1, int(self.sets.sizes.max()))
 
     @property
-    def judgement(self) -> Exactness:
+    def claim(self) -> Exactness:
         """Whether the text is that of stepwise decoding, and why."""
         return Exactness(
             True, "every move, place and token, is the one that stepwise decoding makes"
@@ -66,7 +66,7 @@ class Speculation:
     def advance(self, canvas: Canvas, state: MaskedState) -> MaskedState:
         """Takes one turn of the loop: a round, and the sum of what happened."""
         next_state, happened = run_round(canvas, self, state)
-        return next_state._replace(info=add(state.info, happened))
+        return next_state._replace(counts=add(state.counts, happened))
 
 
 class Moves(NamedTuple):
@@ -117,7 +117,7 @@ class MaskedState(NamedTuple):
     cache: Any
     order: Array
     rounds: Array
-    info: RoundInfo
+    counts: Counts
 
 
 class Verdict(NamedTuple):
@@ -160,13 +160,13 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
         cache=passes.empty_cache(canvas) if canvas.cached else None,
         order=by_place,
         rounds=by_place,
-        info=RoundInfo(step, by_position, by_position, calls),
+        counts=Counts(step, by_position, by_position, step, calls),
     )
 
 
 def run_round(
     canvas: Canvas, speculation: Speculation, state: MaskedState
-) -> tuple[MaskedState, RoundInfo]:
+) -> tuple[MaskedState, Counts]:
     """Takes one round, and returns what happened in it."""
     state, calls = refresh_step(canvas, speculation, state)
     texts = texts_after(speculation.sets, state.text, state.moves)
@@ -240,7 +240,7 @@ def commit(
     state: MaskedState,
     texts: Array,
     verdict: Verdict,
-) -> tuple[MaskedState, RoundInfo]:
+) -> tuple[MaskedState, Counts]:
     """Gives every row its certain move and those accepted after it."""
     certain = state.moves.exists[:, 0]
     walk = verdict.walk
@@ -258,12 +258,13 @@ def commit(
         step=state.step + _count(taken),
         moves=verdict.moves._replace(exists=exists),
         order=fill(state.order, place, steps, taken),
-        rounds=fill(state.rounds, place, state.info.rounds[:, None], taken),
+        rounds=fill(state.rounds, place, state.counts.rounds[:, None], taken),
     )
     rounds, tested, accepted = (
         flags.astype(jnp.int32) for flags in (certain, walk.tested, walk.passed)
     )
-    return next_state, RoundInfo(rounds, tested, accepted, verdict.calls)
+    truncated = jnp.zeros_like(rounds)  # the walk is exact
+    return next_state, Counts(rounds, tested, accepted, truncated, verdict.calls)
 
 
 def draft(

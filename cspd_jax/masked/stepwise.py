@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.info import Calls, Exactness, add
+from cspd_jax.info import Calls, Counts, Exactness, add
 from cspd_jax.masked import passes
 from cspd_jax.masked.canvas import Canvas, Window, fill, is_masked, window_at
 from cspd_jax.masked.rule import candidates, choose, eligible, surest
@@ -18,27 +18,11 @@ from cspd_jax.masked.rule import candidates, choose, eligible, surest
 Array = jax.Array
 
 
-class RoundInfo(NamedTuple):
-    """What happened in one round or step, or in several when summed.
-
-    rounds: [B] rounds in which something was filled.
-    tested: [B, D] drafted moves that were tested, by position in the draft; D is 0
-        where nothing is drafted.
-    accepted: [B, D] of those tested.
-    calls: "whole", passes over everything, and "block", over one block beside the
-        cache; rows are texts.
-    """
-
-    rounds: Array
-    tested: Array
-    accepted: Array
-    calls: dict[str, Calls]
-
-
 def count_calls(
     *, whole: Array | int = 0, block: Array | int = 0, rows: int = 0
 ) -> dict[str, Calls]:
-    """Returns so many passes over everything and over a block, each of so many rows."""
+    """Counts passes over everything ("whole") and over one block beside the cache
+    ("block"), each of this many rows; a row is a text."""
     counts = {
         "whole": jnp.asarray(whole, jnp.int32),
         "block": jnp.asarray(block, jnp.int32),
@@ -60,7 +44,7 @@ class StepState(NamedTuple):
     order: Array
     step: Array
     cache: Any
-    info: RoundInfo
+    counts: Counts
 
     @property
     def rounds(self) -> Array:
@@ -80,7 +64,7 @@ class Steps:
     quotas: Array | None = None
 
     @property
-    def judgement(self) -> Exactness:
+    def claim(self) -> Exactness:
         """Whether the text is that of stepwise decoding, and why."""
         if self.quotas is None:
             return Exactness(True, "stepwise decoding is the reference itself")
@@ -95,7 +79,7 @@ class Steps:
             order=jnp.zeros((len(canvas.start), canvas.places), jnp.int32),
             step=jnp.int32(0),
             cache=passes.empty_cache(canvas) if canvas.cached else None,
-            info=_took(canvas, 0, count_calls()),
+            counts=_took(canvas, 0, count_calls()),
         )
 
     def unfinished(self, canvas: Canvas, state: StepState) -> Array:
@@ -109,10 +93,12 @@ class Steps:
             next_state, happened = run_step(canvas, state)
         else:
             next_state, happened = scheduled_step(canvas, self.quotas, state)
-        return next_state._replace(step=state.step + 1, info=add(state.info, happened))
+        return next_state._replace(
+            step=state.step + 1, counts=add(state.counts, happened)
+        )
 
 
-def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
+def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, Counts]:
     """Fills one place of every row by the rule."""
     window = window_at(canvas, state.text, canvas.block)
     begins = state.step % canvas.block == 0
@@ -142,12 +128,12 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
 
 def scheduled_step(
     canvas: Canvas, quotas: Array, state: StepState
-) -> tuple[StepState, RoundInfo]:
+) -> tuple[StepState, Counts]:
     """Fills the quotas[step] most confident places of every row at once, from one pass.
 
-    quotas: [S] the number of places that each step fills. This is lossy: places that
-        are filled together do
-    not see each other.
+    quotas: [S] the number of places that each step fills.
+
+    This is lossy: places that are filled together do not see each other.
     """
     window = window_at(canvas, state.text, canvas.block)
     steps = jnp.full(len(state.text), state.step)
@@ -162,11 +148,12 @@ def scheduled_step(
     return next_state, _took(canvas, 1, count_calls(whole=1, rows=canvas.rows))
 
 
-def _took(canvas: Canvas, steps: int, calls: dict[str, Calls]) -> RoundInfo:
+def _took(canvas: Canvas, steps: int, calls: dict[str, Calls]) -> Counts:
     """Returns what happened in so many steps, which draft nothing."""
     rows = len(canvas.start)
     nothing = jnp.zeros((rows, 0), jnp.int32)
-    return RoundInfo(jnp.full(rows, steps, jnp.int32), nothing, nothing, calls)
+    by_row = jnp.full(rows, steps, jnp.int32)
+    return Counts(by_row, nothing, nothing, jnp.zeros_like(by_row), calls)
 
 
 def llada_quotas(places: int, block: int, steps: int) -> np.ndarray:

@@ -24,11 +24,10 @@ def make_report(
     options: as they were run.
     more: what the family tells besides.
     """
-    lossless, why = info.exactness
     return {
         "target": identity(model),
-        "lossless": lossless,
-        "why": why,
+        "exact": info.exact,
+        "why": info.why,
         "rows": len(info.made),
         "tokens": int(np.sum(info.made)),
         "seconds": info.seconds,
@@ -80,7 +79,6 @@ def in_words(beside: Mapping[str, Any]) -> str:
 
 def cost(info: Info) -> str:
     """Says in one line what a run took, and whether it is exact."""
-    lossless, why = info.exactness
     calls = (
         f"{info.sequential} network calls one after the other in {info.seconds:.2f} s"
     )
@@ -89,7 +87,7 @@ def cost(info: Info) -> str:
         if info.acceptance is None
         else f", {info.acceptance:.0%} of the drafts accepted"
     )
-    return f"{calls}{accepted}, {'exact' if lossless else f'lossy: {why}'}"
+    return f"{calls}{accepted}, {'exact' if info.exact else f'lossy: {info.why}'}"
 
 
 def calls(made: Mapping[str, Calls]) -> dict[str, dict[str, int]]:

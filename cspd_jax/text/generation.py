@@ -279,16 +279,11 @@ def _reals(value: Any) -> Array | None:
 
 def output(inputs: Inputs, state: TextState) -> Generated:
     """Returns what there is after some round."""
-    happened = state.info
     info = Info(
         made=state.length - inputs.prompts.lengths,
-        rounds=happened.rounds,
-        tested=happened.tested,
-        accepted=happened.accepted,
-        truncated=happened.truncated,
-        calls=happened.calls,
-        trace=Trace(state.length, state.marks, state.stopped, happened.drafted),
-        judgement=_exactness(inputs),
+        **state.counts._asdict(),
+        trace=Trace(state.length, state.marks, state.stopped, state.drafted),
+        claim=_exactness(inputs),
     )
     return Generated(state.tokens, info)
 
@@ -329,7 +324,7 @@ def advance(inputs: Inputs, state: TextState) -> TextState:
     """Takes one turn of the loop: a round, and the sum of what happened."""
     of = rounds if tree_of(inputs.drafter) is None else tree_rounds
     next_state, happened = of.run_round(inputs, state)
-    return next_state._replace(info=add(state.info, happened))
+    return next_state._replace(counts=add(state.counts, happened))
 
 
 _begin = jax.jit(begin)

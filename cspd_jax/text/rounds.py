@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling.draft_length import best_draft_length
-from cspd_jax.info import Calls
+from cspd_jax.info import Calls, Counts
 from cspd_jax.keys import purpose_keys
 from cspd_jax.language_models import LanguageModel, Prompts
 from cspd_jax.sampling import (
@@ -106,28 +106,6 @@ class Inputs:
         return self.target.config.known_ids
 
 
-class RoundInfo(NamedTuple):
-    """What happened in one round, or in several when summed.
-
-    rounds: [B] rounds that the row took part in, each with one target pass.
-    drafted: [B] drafts made.
-    tested: [B, G] by position in the draft; none after a rejection or after the end of
-        the row.
-    accepted: [B, G] of those tested.
-    truncated: [B] tokens drawn from the target because rounding left nothing of the
-        residual.
-    calls: "target" and "draft", without those that read the prompts; rows are tokens
-        and all padding.
-    """
-
-    rounds: Array
-    drafted: Array
-    tested: Array
-    accepted: Array
-    truncated: Array
-    calls: dict[str, Calls]
-
-
 class TextState(NamedTuple):
     """What the rounds carry.
 
@@ -140,7 +118,9 @@ class TextState(NamedTuple):
     states: [B, max_len, S D] what entered the layers `entering` at these tokens; None
         without such layers.
     drafter_state: whatever the drafter carries.
-    info: the sum of what happened in all rounds so far.
+    drafted: [B] drafts made, tested or not.
+    counts: what happened in all rounds so far. Calls are of the target and the draft,
+        without those that read the prompts; rows are tokens and all padding.
     """
 
     tokens: Array
@@ -151,7 +131,8 @@ class TextState(NamedTuple):
     cache: Any
     states: Array | None
     drafter_state: Any
-    info: RoundInfo
+    drafted: Array
+    counts: Counts
 
 
 def begin(inputs: Inputs, spare: int = 0) -> TextState:
@@ -185,21 +166,22 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
         cache=cache,
         states=states,
         drafter_state=drafter_state,
-        info=nothing(inputs),
+        drafted=jnp.zeros(batch, jnp.int32),
+        counts=nothing(inputs),
     )
 
 
-def nothing(inputs: Inputs) -> RoundInfo:
+def nothing(inputs: Inputs) -> Counts:
     """Returns what happened in no rounds."""
     batch = len(inputs.limit)
     by_row = jnp.zeros(batch, jnp.int32)
     zero = jnp.int32(0)
     by_position = jnp.zeros((batch, inputs.max_gamma), jnp.int32)
     calls = {"target": Calls(zero, zero), "draft": Calls(zero, zero)}
-    return RoundInfo(by_row, by_row, by_position, by_position, by_row, calls)
+    return Counts(by_row, by_position, by_position, by_row, calls)
 
 
-def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
+def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
     """Takes one round, and returns what happened in it."""
     drafts, drafter_state = draft_step(inputs, state)
     verdict, cache, states = verify_step(inputs, state, drafts)
@@ -252,7 +234,7 @@ def draft_lengths(inputs: Inputs, state: TextState) -> Array:
     if inputs.draft_cost is None:
         return inputs.gamma
     accepted, tested = (
-        jnp.sum(a, axis=1) for a in (state.info.accepted, state.info.tested)
+        jnp.sum(a, axis=1) for a in (state.counts.accepted, state.counts.tested)
     )
     acceptance = (accepted + _PRIOR_ACCEPTED) / (tested + _PRIOR_TESTED)
     return best_draft_length(
@@ -389,7 +371,7 @@ def packed_sizes(batch: int, length: int) -> list[int]:
 
 def commit(
     inputs: Inputs, state: TextState, drafts: Drafts, verdict: Verdict
-) -> tuple[TextState, RoundInfo]:
+) -> tuple[TextState, Counts]:
     """Makes every row longer by its accepted drafts and one token, or up to the first
     stop id or `NO_TOKEN` among them."""
     batch, max_len = state.tokens.shape
@@ -419,10 +401,10 @@ def commit(
         marks=state.marks.at[rows, columns].set(marks.astype(jnp.int8), mode="drop"),
         stopped=stopped,
         done=stopped | (length >= inputs.limit),
+        drafted=state.drafted + drafts.count,
     )
-    return next_state, RoundInfo(
+    return next_state, Counts(
         rounds=number(~state.done),
-        drafted=drafts.count,
         tested=number(tested),
         accepted=number(tested & (index[:-1] < tau)),
         truncated=number(verdict.truncated & (size > verdict.tau)),

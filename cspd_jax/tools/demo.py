@@ -126,8 +126,10 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
         content = None
         counts = f"{np.mean(known):.0f} of {model.network.seq_len} tokens"
         if side.complete:
-            calls = [made.sequential for made in out.counts.target[:2]]
-            counts += f", {calls[0]} calls of the backbone and {calls[1]} of the head"
+            backbone, head = (
+                out.counts.calls[name].sequential for name in ("backbone", "head")
+            )
+            counts += f", {backbone} calls of the backbone and {head} of the head"
         if side.complete or models.vae is None:
             content = cspd_jax.to_images(model, out.tokens, models.vae)[0]
             content = content.repeat(

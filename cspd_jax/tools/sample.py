@@ -34,9 +34,9 @@ from cspd_jax.check import UserError
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import progress
 from cspd_jax.image import pixels, resolve
-from cspd_jax.image.generation import Request, judgement, of_images
+from cspd_jax.image.generation import Request, claim_of, of_images
 from cspd_jax.image.generation import run as generate
-from cspd_jax.info import Exactness, judged
+from cspd_jax.info import Exactness
 from cspd_jax.keys import row_keys
 from cspd_jax.models import VAE
 
@@ -184,7 +184,7 @@ def _manifest(
         },
         "draft": weights(method.draft_model),
         "sampler": {**options.report(), "known": known},
-        **judgement(method, options)._asdict(),
+        **claim_of(method, options)._asdict(),
     }
     return json.loads(json.dumps(manifest))
 
@@ -218,16 +218,15 @@ def finish(folder: Path, npz: Path | None = None) -> dict[str, Any]:
     gathered = lambda name: np.concatenate([[], *(shard[name] for shard in there)])
     finite = gathered("finite")
     truncated = gathered("truncated")
-    exactness = judged(
-        Exactness(report["lossless"], report["why"]), int(truncated.sum())
-    )
+    claim = Exactness(report["exact"], report["why"])
+    found = claim.with_truncated(int(truncated.sum()))
     report |= {
         "made": len(finite),
         "non_finite": int(np.sum(finite == 0)),
-        **exactness._asdict(),
+        **found._asdict(),
     }
-    if not exactness.lossless:
-        progress(f"lossy: {exactness.why}")
+    if not found.exact:
+        progress(f"lossy: {found.why}")
     if len(finite) < report["images"]:
         progress(
             f"{len(finite)} of {report['images']} images are there; other processes"

@@ -74,7 +74,7 @@ def test_files_and_report(run):
         json.loads(Path("samples-0001/report.json").read_text()).items()
         <= report.items()
     )
-    assert (report["rows"], report["tokens"], report["rounds"], report["lossless"]) == (
+    assert (report["rows"], report["tokens"], report["rounds"], report["exact"]) == (
         6,
         96,
         2,
@@ -103,7 +103,7 @@ def test_files_and_report(run):
 @pytest.mark.slow
 def test_self_beside_plain(run):
     report, err = run("--method", "self", *FAST, "--compare")
-    assert report["lossless"] and (report["method"], report["criterion"]) == (
+    assert report["exact"] and (report["method"], report["criterion"]) == (
         "self",
         "path",
     )
@@ -130,7 +130,7 @@ def test_self_beside_plain(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags, lossless, why",
+    "flags, exact, why",
     [
         (("--adapt", "0.3", "--prefill", "0.25"), True, "target"),
         (("--criterion", "paper"), False, "factor Sigma"),
@@ -142,10 +142,10 @@ def test_self_beside_plain(run):
         (("--criterion", "official", "--prefill", "0"), False, "the released runner"),
     ],
 )
-def test_a_draft_model_and_its_criteria(run, flags, lossless, why):
+def test_a_draft_model_and_its_criteria(run, flags, exact, why):
     report, err = run("--method", "draft", "--draft", "{models}/draft", *FAST, *flags)
-    assert report["lossless"] is lossless and why in report["why"]
-    assert lossless or f"lossy: {report['why']}" in err
+    assert report["exact"] is exact and why in report["why"]
+    assert exact or f"lossy: {report['why']}" in err
     assert report["draft"]["name"].endswith("draft") and report["tested"] > 0
     assert report["options"]["final_noise"] is (report["criterion"] != "official")
 
@@ -153,7 +153,7 @@ def test_a_draft_model_and_its_criteria(run, flags, lossless, why):
 @pytest.mark.slow
 def test_without_a_method_the_fastest_exact_one(run):
     report, err = run("--n", "1", "--labels", "0", "--num-iter", "2")
-    assert report["lossless"] and "self 8, window 8" in err and "--compare" in err
+    assert report["exact"] and "self 8, window 8" in err and "--compare" in err
     assert "exact speculation, tried on 1 of them" in err and "times fewer calls" in err
 
 
@@ -188,12 +188,12 @@ def test_flags_reach_the_sampler(run):
     report, err = run(
         "--labels", "0", "--n", "1", "--anneal", "10:5", "--gtr", "1", "--num-iter", "2"
     )
-    assert not report["lossless"] and "(DiSA)" in err and "(GtR)" in err
+    assert not report["exact"] and "(DiSA)" in err and "(GtR)" in err
     assert report["options"]["anneal"]["first"] == 10 and report["options"][
         "reveal"
     ] == {"rest": 1}
     report, _ = run("--method", "self", *FAST, "--coupled", "on")
-    assert report["lossless"] and report["criterion"] == "coupled"
+    assert report["exact"] and report["criterion"] == "coupled"
 
 
 def test_a_checkpoint_says_how_it_is_sampled(run):

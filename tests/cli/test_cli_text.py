@@ -64,7 +64,7 @@ def test_text_is_that_of_plain_decoding(folders, capsys, method, draft):
         and found["text"] == [None, None]
         and found["tokens"] == 40
     )
-    assert found["lossless"] and found["method"] == method and found["rounds"] < 20
+    assert found["exact"] and found["method"] == method and found["rounds"] < 20
     assert (
         plain["acceptance"] is None
         and found["accepted"] > 0
@@ -120,7 +120,7 @@ def test_masked_is_stepwise_decoding(folders, capsys, model, cached):
         and found["compared_to_stepwise"]["identical_rows"] == 2
     )
     assert (
-        found["lossless"]
+        found["exact"]
         and found["options"]["cached"] == cached
         and found["way"]["gamma"] == 3
     )

@@ -141,7 +141,7 @@ def test_the_law_speculated(name):
     spec, *_, options = LAWS[name]
     found = speculated(*LAWS[name])
     assert p_value(found.x, HEADS[spec], **options) > FALSE_ALARM
-    assert found.counts.calls.mean() < 0.7 * len(HEADS[spec].schedule.timestep_map)
+    assert found.counts.rounds.mean() < 0.7 * len(HEADS[spec].schedule.timestep_map)
     assert not found.counts.truncated.any()
 
 
@@ -277,13 +277,13 @@ def test_counts(final_noise):
         counts.tested, np.where(active, STEPS - (not final_noise), 0)
     )
     assert np.all((counts.accepted < counts.tested) == active)
-    assert counts.head.rows < counts.head.sequential * 8 * 64
+    head = counts.calls["head"]
+    assert head.rows < head.sequential * 8 * 64
     assert (
-        counts.calls.max() == counts.head.sequential <= STEPS
-        and not counts.calls[48:].any()
+        counts.rounds.max() == head.sequential <= STEPS and not counts.rounds[48:].any()
     )
     # Each call ends by a rejection or by its window.
-    assert np.all(counts.calls <= counts.tested - counts.accepted + -(-STEPS // 8) + 1)
+    assert np.all(counts.rounds <= counts.tested - counts.accepted + -(-STEPS // 8) + 1)
 
 
 @pytest.mark.slow
@@ -299,7 +299,8 @@ def test_finished_rows_that_are_left_out_change_nothing(monkeypatch):
             active=jnp.arange(64) % 3 > 0,
             trajectory=True,
         )
-        head, *counts = found.counts
+        head = found.counts.calls["head"]
+        counts = found.counts._replace(calls={})
         return found.x, found.path, head.sequential, counts, head.rows
 
     *packed, rows = run(100)
@@ -341,6 +342,6 @@ def test_gains_of_a_linear_head_are_its_slope():
     chex.assert_trees_all_close(drafter.v, v[:, 0], atol=1e-4)
     counts = speculated("ddim100", None, 16, 32, NOISY, drafter=drafter).counts
     assert (
-        counts.head.sequential <= 9
+        counts.calls["head"].sequential <= 9
         and counts.accepted.sum() > 0.98 * counts.tested.sum()
     )

@@ -1,4 +1,4 @@
-"""Methods: which are lossless, what they can be asked for, the fastest of them; and the
+"""Methods: which are exact, what they can be asked for, the fastest of them; and the
 gains beside checkpoints or fitted in the call."""
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from cspd_jax.image.methods import (
 )
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
-from cspd_jax.info import judged
 from cspd_jax.networks.mar import MARModel
 
 KEY = jax.random.key(3)
@@ -45,7 +44,7 @@ def model(folder):
 
 
 @pytest.mark.parametrize("denoise", ["plain", ChainSpeculation(4)])
-def test_what_is_lossless(denoise):
+def test_what_is_exact(denoise):
     """Of the methods, however they denoise; and nothing of which draws were given
     up."""
     paper = lambda **options: DraftSpeculation(None, PaperCriterion(**options))
@@ -61,10 +60,9 @@ def test_what_is_lossless(denoise):
     ]
     for method in (*exact, paper(), *widened, ReleasedRunner(None)):
         found = method.exactness(Options(denoise=denoise))
-        assert found.lossless == (method in exact) and judged(found, 0) == found
-        assert not judged(found, 1).lossless and (
-            "1 draws" in judged(found, 1).why
-        ) == (method in exact)
+        assert found.exact == (method in exact) and found.with_truncated(0) == found
+        given_up = found.with_truncated(1)
+        assert not given_up.exact and (not found.exact or "1 draws" in given_up.why)
 
 
 @pytest.mark.slow

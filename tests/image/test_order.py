@@ -111,15 +111,15 @@ def test_head_calls_are_those_of_its_schedules(name):
 
 
 def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
-    """It is exact beside the checkerboard step by step, which is not what lossless
+    """It is exact beside the checkerboard step by step, which is not what exact
     means."""
     chains = ChainSpeculation(4)
     of = lambda **options: Plain().exactness(Options(**options))
     assert of(order=Checkerboard(2), denoise=chains) == of(order=Checkerboard(2))
-    assert not of(order=Checkerboard(2)).lossless
+    assert not of(order=Checkerboard(2)).exact
     assert (
         of(order=Spread(2), denoise=chains) == of(denoise=chains)
-        and of(denoise=chains).lossless
+        and of(denoise=chains).exact
     )
 
 

@@ -109,7 +109,7 @@ def test_images(name):
     count, cfg, num_iter, how = WAYS[name]
     tokens, found = images(1, count, cfg, num_iter, **how)
     assert p_value(tokens, reference(count, cfg, num_iter)) > FALSE_ALARM
-    assert not np.any(found.counts.target.truncated)
+    assert not np.any(found.counts.truncated)
     if "ahead" in how:
         assert np.any(found.marks > 0) and np.any(found.marks < 0)
 

@@ -96,7 +96,7 @@ def test_the_command(tmp_path, capsys):
     ]
     assert main([*asked, "--texts", "8"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["lossless"] and report["compared_to_stepwise"]["identical_rows"] == 1
+    assert report["exact"] and report["compared_to_stepwise"]["identical_rows"] == 1
     rows = sum(calls["rows"] for calls in report["calls"].values())
     # The first pass reads one text.
     assert report["way"]["texts"] == 8 and rows % 8 == 1

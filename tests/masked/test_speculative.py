@@ -51,7 +51,7 @@ def speculation(gamma):
 
 
 def passes(state):
-    return sum(calls.sequential for calls in state.info.calls.values())
+    return sum(calls.sequential for calls in state.counts.calls.values())
 
 
 @pytest.mark.quick("llada", "llada, cached, sampled")
@@ -72,12 +72,13 @@ def test_identical_to_stepwise(way):
         assert np.all(np.asarray(found.text) != MASK) and np.all(
             np.asarray(found.text) < V - 1
         )
-        drafts = found.info
+        drafts = found.counts
         assert np.all(drafts.accepted <= drafts.tested)
         # One certain move in every round.
         assert drafts.rounds.sum() + drafts.accepted.sum() == ROWS * PLACES
         assert (
-            drafts.calls["whole"].sequential <= expected.info.calls["whole"].sequential
+            drafts.calls["whole"].sequential
+            <= expected.counts.calls["whole"].sequential
         )
         fewer += passes(expected) - passes(found)
         if c.keys is not None:

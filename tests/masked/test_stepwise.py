@@ -133,8 +133,10 @@ def test_the_reference_is_the_rule(family, cached, temperature, guidance):
         chex.assert_trees_all_equal(
             (found.text[row], found.order[row]), by_hand(c, row)
         )
-    whole, in_block = (found.info.calls[name].sequential for name in ("whole", "block"))
-    rows = sum(calls.rows for calls in found.info.calls.values())
+    whole, in_block = (
+        found.counts.calls[name].sequential for name in ("whole", "block")
+    )
+    rows = sum(calls.rows for calls in found.counts.calls.values())
     assert whole == (3 if cached else PLACES) and whole + in_block == PLACES
     assert rows == PLACES * 8 * (1 if guidance is None else 2)
 
@@ -286,7 +288,7 @@ def test_schedules():
     order = np.asarray(several.order)
     assert (
         np.all(np.asarray(several.text) != MASK)
-        and several.info.calls["whole"].sequential == 6
+        and several.counts.calls["whole"].sequential == 6
     )
     assert all(
         np.all((order == step).sum(1) == quota) for step, quota in enumerate(quotas)

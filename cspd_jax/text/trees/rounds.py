@@ -21,7 +21,7 @@ import numpy as np
 
 from cspd_jax.coupling.acceptance import uniform
 from cspd_jax.coupling.siblings import SiblingDistributions, accept_sibling
-from cspd_jax.info import Calls
+from cspd_jax.info import Calls, Counts
 from cspd_jax.language_models import TreeLanguageModel
 from cspd_jax.sampling import (
     NO_TOKEN,
@@ -36,7 +36,6 @@ from cspd_jax.sampling import (
 from cspd_jax.text.drafters import Drafts
 from cspd_jax.text.rounds import (
     Inputs,
-    RoundInfo,
     TextState,
     commit,
     draft_request,
@@ -54,7 +53,7 @@ Rule = Callable[[Array, Array, Array, Array], tuple[Array, SiblingDistributions]
 TREE_RULES: dict[str, Rule] = {"tree": accept_sibling}
 
 
-def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
+def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
     """Takes one round, and returns what happened in it."""
     drafter: Any = inputs.drafter
     tree = drafter.tree
@@ -73,10 +72,9 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
     )
     next_state, happened = commit(inputs, state, accepted, verdict)
     nodes = jnp.int32(len(state.length) * (tree.drafts + 1))
-    happened = happened._replace(
-        drafted=jnp.asarray(np.cumsum(tree.levels) - 1, jnp.int32)[levels],
-        calls={**happened.calls, "target": Calls(jnp.int32(1), nodes)},
-    )
+    target = Calls(jnp.int32(1), nodes)
+    happened = happened._replace(calls={**happened.calls, "target": target})
+    drafted = jnp.asarray(np.cumsum(tree.levels) - 1, jnp.int32)[levels]
     next_state = next_state._replace(
         cache=keep_path(
             cast(TreeLanguageModel, inputs.target),
@@ -87,6 +85,7 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
             verdict.tau,
         ),
         states=states,
+        drafted=state.drafted + drafted,
         drafter_state=drafter.keep(drafter_state, state.length, path, verdict.tau),
     )
     return next_state, happened
