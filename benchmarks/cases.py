@@ -32,19 +32,18 @@ from toy import narrow
 
 import cspd_jax
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import rounds, sampler
+from cspd_jax.image import rounds, sampler, state
 from cspd_jax.image.bound import bind
 from cspd_jax.image.chain import packed_sizes
 from cspd_jax.image.methods import SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
-from cspd_jax.image.state import Speculation
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.networks import lm
 from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_of
-from cspd_jax.text import Drafting, ModelDrafter
+from cspd_jax.text import Drafting, ModelDrafter, Plain, Speculation
 from cspd_jax.text import generation as text_generation
 
 PLAIN = ("plain", "text-plain", "stepwise")  # what the others are compared with
@@ -378,7 +377,7 @@ def round_program(
 ) -> Callable:
     """Makes rounds of self-speculation in one loop until there are as many tokens;
     returns what is made."""
-    way = Speculation(method.criterion, method.gamma)  # as many as were recorded
+    way = state.Speculation(method.criterion, method.gamma)  # as many as were recorded
 
     def run(params, keys, labels, chains, blocks):
         with replaying(chains, blocks, first):
@@ -430,30 +429,25 @@ def text_cases(scale: Scale) -> list[Case]:
     )
     count = scale.new_tokens
     share = recorded()["text"]
-    asked = cspd_jax.text.Options(
-        rule="block", max_new_tokens=count, stop_ids=(), gamma=4
-    )
-    prepare = lambda weights, drafter: text_generation.prepare(
-        None, (network, weights), prompts, drafter, asked
+    asked = cspd_jax.text.Options(max_new_tokens=count, stop_ids=())
+    prepare = lambda weights, *method: text_generation.prepare(
+        None, (network, weights), prompts, *(method or (Plain(),)), asked
     )
     plain = Case(
         about("pythia-1.4b", "text-plain"),
         (config,),
-        lambda weights: (prepare(weights, None),),
+        lambda weights: (prepare(weights),),
         text_generation.run,
         count,
         (float(count - 1),),
     )
 
     def drafted(weights, of_draft):
-        right = jax.jit(text_generation.run)(prepare(weights, None)).tokens
+        right = jax.jit(text_generation.run)(prepare(weights)).tokens
         use = jax.random.bernoulli(jax.random.key(1), share, right.shape)
-        return (
-            prepare(
-                weights,
-                Drafting(Replayed(ModelDrafter(drafting)), (of_draft, right, use)),
-            ),
-        )
+        replayed = Replayed(ModelDrafter(drafting))
+        draft = Drafting(replayed, (of_draft, right, use))
+        return (prepare(weights, Speculation(draft)),)
 
     def facts(out) -> dict[str, Any]:
         return {

@@ -133,11 +133,12 @@ def text_checks(toy: bool) -> list[Check]:
     )
     target = load("text-default", toy)
     model = load("masked-default", toy)
-    asked = cspd_jax.text.Options(
-        rule="block", max_new_tokens=count, gamma=4, stop_ids=()
-    )
-    places = cspd_jax.masked.Options(max_new_tokens=count)
     small = load("text-default-draft", toy)
+    asked = cspd_jax.text.Options(max_new_tokens=count, stop_ids=())
+    plain = cspd_jax.text.Plain()
+    drafted = cspd_jax.text.Speculation(small)
+    copied = cspd_jax.text.Speculation(cspd_jax.text.PromptLookup())
+    places = cspd_jax.masked.Options(max_new_tokens=count)
     masked = cspd_jax.masked
 
     def check(name: str, module: Any, *given: Any) -> Check:
@@ -147,15 +148,9 @@ def text_checks(toy: bool) -> list[Check]:
         )
 
     return [
-        check("text, plain", text_generation, target, None, asked),
-        check("text, draft", text_generation, target, small, asked),
-        check(
-            "text, look-up",
-            text_generation,
-            target,
-            cspd_jax.text.PromptLookup(),
-            asked,
-        ),
+        check("text, plain", text_generation, target, plain, asked),
+        check("text, draft", text_generation, target, drafted, asked),
+        check("text, look-up", text_generation, target, copied, asked),
         check("masked, stepwise", masked_generation, model, masked.Stepwise(), places),
         check(
             "masked, ssd", masked_generation, model, masked.SelfSpeculation(4), places

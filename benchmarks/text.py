@@ -122,7 +122,7 @@ class Task(NamedTuple):
             for i in range(0, len(self.prompts), self.rows)
         ]
 
-    def ours(self, drafter: Any = None, **more: Any) -> list[text.Generated]:
+    def ours(self, method: text.Method) -> list[text.Generated]:
         """Makes a call for each batch; all are of one size, so that each way is
         compiled once."""
         size = -(-max(map(len, self.prompts)) // 32) * 32
@@ -131,7 +131,6 @@ class Task(NamedTuple):
             max_new_tokens=self.new,
             max_len=size + self.new,
             stop_ids=(),
-            **more,
         )
         found = []
         key = jax.random.key(0) if self.temperature else None
@@ -142,7 +141,7 @@ class Task(NamedTuple):
             prompts = text.Prompts(
                 tokens, np.array([len(ids) for ids in some], np.int32)
             )
-            found.append(text.generate(key, self.target, prompts, drafter, options))
+            found.append(text.generate(key, self.target, prompts, method, options))
         return found
 
     def theirs(self, model: Any, **more: Any) -> list[list[int]]:
@@ -179,32 +178,23 @@ class Task(NamedTuple):
         return rows
 
 
-def ways_of(
-    target: models.TextModel, drafter: Any, rows: int
-) -> dict[str, dict[str, Any]]:
-    """Returns by name what a call is given besides: plain, look-up, the target in fewer
-    bits, the draft."""
-    ways: dict[str, dict[str, Any]] = {"plain": {}}
-    ways |= {
-        f"lookup, gamma {g}": {"drafter": PromptLookup(), "gamma": g} for g in (3, 4, 7)
-    }
+def ways_of(target: models.TextModel, draft: Any, rows: int) -> dict[str, text.Method]:
+    """Returns methods by name: plain, look-up, the target in fewer bits, the draft."""
+
+    def chains(name: str, draft: Any, *gammas: int) -> dict[str, text.Method]:
+        return {f"{name}, gamma {g}": text.Speculation(draft, g) for g in gammas}
+
+    ways: dict[str, text.Method] = {"plain": text.Plain()}
+    ways |= chains("lookup", PromptLookup(), 3, 4, 7)
     if target.name == EMBEDDED:
-        fewer = {
-            bits: (target.network, quantise(target.params, bits)) for bits in (8, 4)
-        }
-        ways |= {
-            f"int{bits}, gamma 4": {"drafter": fewer[bits], "gamma": 4}
-            for bits in fewer
-        }
-    if drafter is not None:
-        gammas = (1, 2, 3, 4) if rows == 1 else (1, 2, 3)
-        ways |= {f"draft, gamma {g}": {"drafter": drafter, "gamma": g} for g in gammas}
-        make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
-        trees = ((3, 1), (2, 1, 1)) if rows == 1 else ()
-        ways |= {
-            f"draft, tree {','.join(map(str, w))}": {"drafter": make(drafter, w)}
-            for w in trees
-        }
+        for bits in (8, 4):
+            fewer = target.network, quantise(target.params, bits)
+            ways |= chains(f"int{bits}", fewer, 4)
+    if draft is not None:
+        ways |= chains("draft", draft, *((1, 2, 3, 4) if rows == 1 else (1, 2, 3)))
+        for widths in ((3, 1), (2, 1, 1)) if rows == 1 else ():
+            name = f"draft, tree {','.join(map(str, widths))}"
+            ways[name] = text.Tree(draft, widths)
     return ways
 
 
@@ -228,12 +218,12 @@ def transformers_ways(
 
 
 def measured(
-    task: Task, ways: dict[str, dict], theirs: dict[str, Callable], repeats: int
+    task: Task, ways: dict[str, text.Method], theirs: dict[str, Callable], repeats: int
 ) -> list[dict]:
     """Returns a row for each way: the least seconds of `repeats` turns, after one that
     compiles."""
     calls = theirs | {
-        name: functools.partial(task.ours, **how) for name, how in ways.items()
+        name: functools.partial(task.ours, how) for name, how in ways.items()
     }
     found = timed(calls, repeats)
     rows = []

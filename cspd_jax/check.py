@@ -105,3 +105,12 @@ def check_vocabularies(target: Any, draft: Any) -> None:
         f" {d.known_ids}, which"
         " is more than padding; a draft needs the target's tokens"
     )
+
+
+def check_method(method: Any, methods: tuple[type, ...]) -> None:
+    """Raises a UserError that says what to write unless this is one of the methods."""
+    if isinstance(method, methods):
+        return
+    names = ", ".join(f"{one.__name__}(...)" for one in methods)
+    what = f"the class {method.__name__}" if isinstance(method, type) else shown(method)
+    raise UserError(f"the method is {what}; write one of {names}")

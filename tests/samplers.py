@@ -214,9 +214,6 @@ class TextWay:
         temperature = random.uniform(0.5, 2, rows)
         temperature[FIXED] = 0.9
         options = {
-            "rule": self.rule,
-            "gamma": gamma,
-            "max_gamma": MAX_GAMMA,
             "max_new_tokens": new,
             "max_len": LONGEST + NEW,
             "stop_ids": (),
@@ -224,25 +221,28 @@ class TextWay:
         }
         if self.filtered:
             options |= {"top_k": 7, "top_p": 0.95}
-        options = text.Options(**options | dict(self.options))
-        return (
-            row_keys(seed, rows),
-            target,
-            text.Prompts(tokens, lengths),
-            self.drafts(target, near),
-            options,
-        )
+        how = dict(self.options)
+        of_options = {"exact_bits", "stop_ids"} & how.keys()
+        options |= {name: how.pop(name) for name in of_options}
+        draft = self.drafts(target, near)
+        if draft is None:
+            method = text.Plain()
+        elif self.drafter == "tree":
+            method = text.Tree(draft, WIDTHS)
+        else:
+            rule = self.rule or "block"
+            method = text.Speculation(draft, gamma, rule, max_gamma=MAX_GAMMA, **how)
+        prompts = text.Prompts(tokens, lengths)
+        return row_keys(seed, rows), target, prompts, method, text.Options(**options)
 
     def drafts(self, target: TextModel, near: TextModel) -> Any:
         if self.drafter == "lookup":
             return text.PromptLookup()
-        if self.drafter == "tree":
-            return text.draft_tree(near, WIDTHS)
         if self.drafter == "head":
             ids = np.arange(target.config.known_ids)[::-1]
             head = text_models.head(target.network, target.params, ids)
             return text.draft_from_states(head, target, confidence=0)
-        return near if self.drafter == "model" else None
+        return near if self.drafter in ("model", "tree") else None
 
 
 @dataclasses.dataclass(frozen=True)

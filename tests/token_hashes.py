@@ -190,29 +190,28 @@ IMAGE = {
 
 
 def text_tokens(
-    drafter=None, temperature=0.8, top_k=None, top_p=None, draft_scale=0.3, **options
+    drafter=None, temperature=0.8, top_k=None, top_p=None, draft_scale=0.3, **how
 ):
     model = text_models.model()
     params = text_models.params(model)
-    if drafter == "model":
-        drafter = (model, text_models.near(params, scale=draft_scale))
+    near = (model, text_models.near(params, scale=draft_scale))
+    if drafter is None:
+        method = text.Plain()
     elif drafter == "tree":
-        drafter = text.draft_tree(
-            (model, text_models.near(params, scale=draft_scale)), (2, 2, 1)
-        )
-    elif drafter == "lookup":
-        drafter = text.PromptLookup(shortest=1)
+        method = text.Tree(near, (2, 2, 1))
+    else:
+        lookup = text.PromptLookup(shortest=1)
+        method = text.Speculation(near if drafter == "model" else lookup, **how)
     options = text.Options(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         max_new_tokens=12,
         stop_ids=(3,),
-        **options,
     )
     prompts = text_models.prompts(4, 5)
     tokens, info = text.generate(
-        jax.random.key(5), (model, params), prompts, drafter, options
+        jax.random.key(5), (model, params), prompts, method, options
     )
     return tokens, info.trace.marks, info.trace.lengths
 
@@ -223,7 +222,7 @@ TEXT = {
     "block, adaptive, confidence": lambda: text_tokens(
         "model", rule="block", draft_cost=0.2, confidence=0.3
     ),
-    "tree": lambda: text_tokens("tree", rule="tree"),
+    "tree": lambda: text_tokens("tree"),
     "match": lambda: text_tokens("model", rule="match"),
     "lookup, block": lambda: text_tokens("lookup", rule="block", temperature=0.3),
     "lookup, google": lambda: text_tokens("lookup", rule="google", temperature=0.3),

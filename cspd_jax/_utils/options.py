@@ -32,7 +32,11 @@ def option(
 
 def documented(cls: type) -> type:
     """Adds what its fields mean to the docstring of a class."""
-    meanings = (f"    {f.name}: {f.metadata['help']}." for f in dataclasses.fields(cls))
+    meanings = (
+        f"    {field.name}: {field.metadata['help']}."
+        for field in dataclasses.fields(cls)
+        if "help" in field.metadata
+    )
     cls.__doc__ = "\n".join([f"{cls.__doc__}\n", *meanings])
     return cls
 

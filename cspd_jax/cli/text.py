@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 from cspd_jax import hub, text
+from cspd_jax._utils.options import reported
 from cspd_jax.check import UserError, check_vocabularies
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, chosen, from_flags
@@ -21,14 +22,7 @@ from cspd_jax.models import HeadModel, TextModel
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.parallel import default_mesh
 
-METHODS = {
-    "plain": None,
-    "speculative": "google",
-    "block": "block",
-    "match": "match",
-    "tree": "tree",
-    "auto": "block",
-}
+METHODS = ("plain", "speculation", "tree", "auto")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -46,17 +40,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--method",
         choices=METHODS,
-        help="block (default): verify the whole draft at once; plain; speculative:"
-        " verify token"
-        " by token; match: reproduce the very tokens of plain sampling; tree: verify"
-        " three candidates for the"
-        " next token, two for the one after each, and one more; auto: block or plain,"
-        " and how many drafts,"
-        " whichever a short measurement finds faster here. All of them sample from the"
-        " same distribution as"
-        " plain decoding",
+        help="speculation (default): verify a whole draft at once; plain: one token"
+        " after the other; tree: verify three candidates for the next token, two for"
+        " the one after each, and one more; auto: speculation or plain, and how many"
+        " drafts, whichever a short measurement finds faster here. All of them sample"
+        " from the same distribution",
     )
+    add_fields(how, text.Speculation)
     add_fields(how, text.Options)
+    how.add_argument(
+        "--exact-bits",
+        action="store_true",
+        help="passes have one shape, also in plain decoding, whose other places are"
+        " padded: so a text with drafts is the plain one of the same --gamma in"
+        " float32, too. Greedy, or by the rule match",
+    )
     how.add_argument(
         "--no-stop", action="store_true", help="continue past the end-of-text token"
     )
@@ -70,32 +68,44 @@ def run(args: argparse.Namespace) -> None:
     compare = args.compare or not (
         args.method or args.draft or args.prompt or args.prompt_ids
     )
-    if args.method is None:
-        args.method = "match" if args.exact_bits and args.temperature else "block"
+    if args.exact_bits and args.temperature and args.rule is None:
+        args.rule = "match"
     # A head drafts on one device.
     mesh = None if _is_head(args.draft) and not args.mesh else default_mesh(args.mesh)
     target, tokenizer, prompts = _texts.open_model(args, mesh, causal=True)
+    args.method = args.method or "speculation"
     args.draft = None if args.method == "plain" else args.draft or default_draft(target)
     options = from_flags(
         text.Options,
         args,
-        rule=METHODS[args.method],
         stop_ids=() if args.no_stop else None,
+        exact_bits=(args.gamma or 4) if args.exact_bits else None,
     )
     key = seed_key(args.seed) if options.temperature else None
-    request = text.Request(key, target, prompts, _drafter(args, target), options)
+    method = _method(args, target)
+    request = text.Request(key, target, prompts, method, options)
     if args.method == "auto":
-        request = chosen(text.fastest(key, target, prompts, request.drafter, options))
+        gammas = {args.gamma or 4} if args.exact_bits else {2, args.gamma or 4}
+        tried = [_method(args, target, gamma) for gamma in sorted(gammas)]
+        request = chosen(text.fastest(key, target, prompts, tried, options))
     ways = {args.method: request}
-    if compare and request.drafter is not None:
-        ways["plain"] = request._replace(drafter=None)
+    if compare and not isinstance(request.method, text.Plain):
+        ways["plain"] = request._replace(method=text.Plain())
 
     def rows(tokens: Any, info: Any) -> list[list[int]]:
         spans = zip(tokens.tolist(), prompts, info.trace.lengths.tolist())
         return [row[len(prompt) : end] for row, prompt, end in spans]
 
+    drafted = not isinstance(request.method, text.Plain)
     _texts.run(
-        args, tokenizer, ways, text.generate, rows, method=args.method, draft=args.draft
+        args,
+        tokenizer,
+        ways,
+        text.generate,
+        rows,
+        method=request.method.name,
+        speculation=reported(request.method) if drafted else None,
+        draft=args.draft,
     )
 
 
@@ -117,18 +127,21 @@ def load_drafter(name: str, target: TextModel, dtype: str) -> Any:
     return draft
 
 
-def _drafter(args: argparse.Namespace, target: TextModel) -> Any:
-    drafter: Any = (
-        None if args.draft is None else load_drafter(args.draft, target, args.dtype)
-    )
+def _method(
+    args: argparse.Namespace, target: TextModel, gamma: int | None = None
+) -> text.Method:
+    if args.method == "plain":
+        return text.Plain()
+    draft = load_drafter(args.draft, target, args.dtype)
     if args.method != "tree":
-        return drafter
-    if isinstance(drafter, text.PromptLookup):
+        return from_flags(
+            text.Speculation, args, draft=draft, gamma=gamma or args.gamma
+        )
+    if isinstance(draft, text.PromptLookup):
         raise UserError(
             "look-up makes no trees; give a model as --draft with --method tree"
         )
-    make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
-    return make(drafter, (3, 2, 1))
+    return text.Tree(draft)
 
 
 def _is_head(name: str | None) -> bool:

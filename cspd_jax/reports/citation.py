@@ -24,7 +24,7 @@ _OF_CLASS = {
     "networks.config.MARConfig": "mar",
     "networks.config.SphereConfig": "sphere",
     "networks.lm_config.EagleConfig": "eagle3",
-    "text.trees.drafter.TreeDrafter": "specinfer",
+    "text.methods.Tree": "specinfer",
 }
 _OF_VALUE = {  # of a field of a configuration or of options
     ("coupled", True): "coupled",

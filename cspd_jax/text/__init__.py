@@ -3,10 +3,11 @@ advance independently.
 
 `generate` continues prompts, plainly or with a drafter, and `stream` does so round by
 round; `fastest` measures whether drafting pays here. All of them take (key, model,
-prompts, drafter, options):
+prompts, method, options):
 
-    options = text.Options(gamma=3, max_new_tokens=64)
-    tokens, info = text.generate(None, target, prompts, draft, options)
+    method = text.Speculation(draft, gamma=3)
+    options = text.Options(max_new_tokens=64)
+    tokens, info = text.generate(None, target, prompts, method, options)
 
 A drafter is any object with the two functions of `Drafter`. A round is made of pure
 functions that can be combined in other ways: `generation.prepare` makes the `Inputs` of
@@ -25,12 +26,11 @@ from cspd_jax.text.drafters import (
     PromptLookup,
 )
 from cspd_jax.text.generation import Request, Trace, fastest, generate, stream
+from cspd_jax.text.methods import Method, Plain, Speculation, Tree
 from cspd_jax.text.options import Options
 from cspd_jax.text.rounds import ACCEPTED, BONUS, CORRECTED, NONE, PLAIN
 from cspd_jax.text.rules import RULES
 from cspd_jax.text.states import draft_from_states
-from cspd_jax.text.trees.drafter import draft_tree
-from cspd_jax.text.trees.head import head_tree
 
 __all__ = [
     "ACCEPTED",
@@ -45,17 +45,19 @@ __all__ = [
     "Drafting",
     "Drafts",
     "LanguageModel",
+    "Method",
     "ModelDrafter",
     "Options",
+    "Plain",
     "PromptLookup",
     "Prompts",
     "Request",
+    "Speculation",
     "Trace",
+    "Tree",
     "draft_from_states",
-    "draft_tree",
     "fastest",
     "generate",
-    "head_tree",
     "pad_prompts",
     "stream",
 ]

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax._utils.progress import Bar
-from cspd_jax.check import UserError
+from cspd_jax.check import UserError, check_method
 from cspd_jax.info import Exactness, Generated, Info, add
 from cspd_jax.keys import independent_key, keys_per_row
 from cspd_jax.language_models import (
@@ -31,14 +31,13 @@ from cspd_jax.measure import Choice, choose
 from cspd_jax.parallel import common_mesh, replicate, spread
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import rounds
-from cspd_jax.text.drafters import DrafterLike, entering_of, resolve_drafter
+from cspd_jax.text.drafters import entering_of
+from cspd_jax.text.methods import Method, Plain, Speculation, Tree
 from cspd_jax.text.options import Options
 from cspd_jax.text.rounds import Inputs, TextState
-from cspd_jax.text.rules import RULES, WHY
+from cspd_jax.text.rules import WHY
 from cspd_jax.text.trees import rounds as tree_rounds
 from cspd_jax.text.trees.drafter import tree_of
-from cspd_jax.text.trees.rounds import TREE_RULES
-from cspd_jax.text.trees.tree import Tree
 
 Array = jax.Array
 _PILOT = 32  # tokens of a measurement
@@ -51,7 +50,7 @@ class Request(NamedTuple):
     key: Array | None
     model: Model
     prompts: PromptsLike
-    drafter: DrafterLike = None
+    method: Method = Plain()
     options: Options = Options()
 
 
@@ -76,7 +75,7 @@ def generate(
     key: Array | None,
     model: Model,
     prompts: PromptsLike,
-    drafter: DrafterLike = None,
+    method: Method = Plain(),
     options: Options = Options(),
     *,
     progress: bool = False,
@@ -94,15 +93,13 @@ def generate(
           parameters.
       prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`, which
           may be traced.
-      drafter: another model, `PromptLookup()`, or any `Drafter`; `Drafting(drafter,
-        params)` for one that has parameters; `draft_tree(model, widths)` for trees of
-        drafts. None is plain decoding.
+      method: `Plain()`, `Speculation(draft)` or `Tree(draft)`.
       options: see `Options`.
       progress: show a bar, for which each round is a jitted call of its own; not on a
           mesh, nor in `jit`.
     """
-    mesh = common_mesh(model, drafter)
-    inputs = prepare(key, model, prompts, drafter, options)
+    inputs = prepare(key, model, prompts, method, options)
+    mesh = common_mesh(model, getattr(method, "draft", None))
     if mesh is not None:
         return _on_mesh(replicate(mesh, inputs), mesh)
     return _shown(inputs) if progress else run(inputs)
@@ -139,12 +136,12 @@ def stream(
     key: Array | None,
     model: Model,
     prompts: PromptsLike,
-    drafter: DrafterLike = None,
+    method: Method = Plain(),
     options: Options = Options(),
 ) -> Iterator[Generated]:
     """Yields (tokens, info) after each round; the last one is what `generate` returns.
     Same arguments."""
-    return _outputs(prepare(key, model, prompts, drafter, options))
+    return _outputs(prepare(key, model, prompts, method, options))
 
 
 def _outputs(inputs: Inputs) -> Iterator[Generated]:
@@ -158,7 +155,7 @@ def prepare(
     key: Array | None,
     model: Model,
     prompts: PromptsLike,
-    drafter: DrafterLike = None,
+    method: Method = Plain(),
     options: Options = Options(),
 ) -> Inputs:
     """Checks the arguments of `generate` where their values are known, and makes the
@@ -177,55 +174,33 @@ def prepare(
         if options.max_len is None
         else options.max_len
     )
-    drafting, drafter_params = resolve_drafter(drafter)
-    tree = tree_of(drafting)
-    if tree is not None:
-        gamma: Any = tree.depth
-        max_gamma = tree.depth
-    else:
-        # A round never drafts more than there is room for.
-        room = (
-            max_len
-            if new is None or options.max_gamma is not None
-            else int(np.max(new))
-        )
-        most = (
-            int(np.max(options.gamma))
-            if options.max_gamma is None
-            else options.max_gamma
-        )
-        gamma = options.gamma
-        max_gamma = min(most, max(1, room - 1))
     keys, sampling = _sampling(key, batch, options)
-    draft_cost = options.draft_cost
-    confidence = options.confidence
-    if drafting is None or max_gamma == 0:  # plain decoding
-        drafting = None
-        drafter_params = None
-        rule = "match"
-        gamma = 0
-        draft_cost = None
-        confidence = None
-    else:
-        rule = _rule(options, tree)
-        rule = "match" if sampling.greedy else rule  # all rules are the same then
-    if options.exact_bits and (tree is not None or not max_gamma or rule != "match"):
-        raise UserError(
-            "exact_bits is for chains of at least one draft, and for greedy texts or"
-            " the rule match, which"
-            " draws plain decoding's tokens"
-        )
+    # A round never drafts more than there is room for.
+    room = max_len
+    if new is not None and getattr(method, "max_gamma", None) is None:
+        room = int(np.max(new))
+    way = settle(method, room, sampling.greedy)
+    max_gamma = way.max_gamma
+    if options.exact_bits is not None:
+        chain = way.rule == "match" and not isinstance(method, Tree)
+        if not chain or options.exact_bits < max(1, max_gamma):
+            raise UserError(
+                "exact_bits is for chains of at least one draft and at most this many,"
+                " and for greedy texts or the rule match, which draws plain decoding's"
+                " tokens"
+            )
+        max_gamma = options.exact_bits
     lengths = _integers(prompts.lengths)
     return Inputs(
         target=target,
-        drafter=drafting,
-        rule=rule,
-        max_gamma=max_gamma if drafting is not None or options.exact_bits else 0,
+        drafter=way.drafter,
+        rule=way.rule,
+        max_gamma=max_gamma,
         max_len=max_len,
-        exact_bits=options.exact_bits,
-        entering=entering_of(drafting),
+        exact_bits=options.exact_bits is not None,
+        entering=entering_of(way.drafter),
         params=params,
-        drafter_params=drafter_params,
+        drafter_params=way.params,
         prompts=Prompts(_integers(prompts.tokens), lengths),
         keys=keys,
         limit=jnp.minimum(lengths + _integers(options.max_new_tokens), max_len),
@@ -233,9 +208,9 @@ def prepare(
             target.config.eos_ids if options.stop_ids is None else options.stop_ids
         ),
         sampling=sampling,
-        gamma=jnp.broadcast_to(_integers(jnp.minimum(gamma, max_gamma)), (batch,)),
-        draft_cost=_reals(draft_cost),
-        confidence=_reals(confidence),
+        gamma=jnp.broadcast_to(_integers(jnp.minimum(way.gamma, max_gamma)), (batch,)),
+        draft_cost=_reals(way.draft_cost),
+        confidence=_reals(way.confidence),
     )
 
 
@@ -255,18 +230,42 @@ def _sampling(
     )
 
 
-def _rule(options: Options, tree: Tree | None) -> str:
-    """Returns the name of the rule, of draft trees if there is one."""
-    rules, default = (
-        (list(RULES), "block") if tree is None else (list(TREE_RULES), "tree")
-    )
-    rule = default if options.rule is None else options.rule
-    if rule not in rules:
-        of_what = "" if tree is None else " for a draft tree"
-        raise UserError(
-            f"rule is {rule}; it must be one of {', '.join(rules)}{of_what}"
-        )
-    return rule
+class Way(NamedTuple):
+    """A method whose draft has become a drafter.
+
+    drafter, params: None where nothing is drafted.
+    rule: "match" where all rules are the same.
+    gamma: drafts wanted per round, at most max_gamma.
+    draft_cost, confidence: as of `Speculation`.
+    """
+
+    drafter: Any = None
+    params: Any = None
+    rule: str = "match"
+    gamma: Array | int = 0
+    max_gamma: int = 0
+    draft_cost: Array | float | None = None
+    confidence: Array | float | None = None
+
+
+def settle(method: Method, room: int, greedy: bool) -> Way:
+    """Settles how texts with room for this many tokens are continued."""
+    check_method(method, (Plain, Speculation, Tree))
+    if isinstance(method, Plain):
+        return Way()
+    drafter, params = method.drafting()
+    rule = "match" if greedy else method.rule
+    if isinstance(method, Tree):
+        depth = tree_of(drafter).depth  # type: ignore[union-attr]
+        return Way(drafter, params, rule, depth, depth)
+    most = method.max_gamma
+    if most is None:
+        most = int(np.max(method.gamma))
+    most = min(most, max(1, room - 1))
+    if most == 0:
+        return Way()
+    gamma = method.gamma
+    return Way(drafter, params, rule, gamma, most, method.draft_cost, method.confidence)
 
 
 def _integers(value: Any) -> Array:
@@ -340,14 +339,13 @@ def fastest(
     key: Array | None,
     model: Model,
     prompts: Sequence[Sequence[int]],
-    drafter: DrafterLike = None,
+    methods: Sequence[Method],
     options: Options = Options(),
     *,
-    gammas: tuple[int, ...] | None = None,
     pilot: int = _PILOT,
 ) -> Choice[Request]:
-    """Returns what to give `generate`: plain decoding or the drafter, whichever is
-    faster for these prompts.
+    """Returns what to give `generate`: plain decoding or one of the methods, whichever
+    is fastest for these prompts.
 
     Each way continues the prompts by `pilot` tokens in turns: what passes and drafts
     cost here counts as well as how many drafts are accepted. Where that takes no time
@@ -355,40 +353,25 @@ def fastest(
     measurement draws numbers of its own: a way chosen by the numbers that it is then
     run with would favour some texts.
 
-    gammas: drafts per round to be tried (2 and the options' own). The ways are named
-        "plain" and "gamma 4". A draft tree is tried as it is, and named "tree".
-        `generate(*choice.request)` runs the fastest.
+    The ways are named "plain", "gamma 4" and "tree". `generate(*choice.request)` runs
+    the fastest.
     """
-    prepare(key, model, prompts, drafter, options)
-    request = Request(key, model, prompts, drafter, options)
-    with_options = lambda one, **changed: one._replace(
-        options=dataclasses.replace(one.options, **changed)
-    )
-    ways = {"plain": request._replace(drafter=None)}
-    if drafter is None:
-        return Choice(ways["plain"], "plain", {})
-    if tree_of(resolve_drafter(drafter)[0]) is not None:
-        ways["tree"] = request
-    else:
-        own = int(np.max(options.gamma))
-        # Passes for exact bits have the shape of gamma drafts: with another one the
-        # text is another.
-        tried = (
-            sorted({own} if options.exact_bits else {min(2, own), own})
-            if gammas is None
-            else gammas
-        )
-        ways |= {f"gamma {g}": with_options(request, gamma=g) for g in tried}
+    request = Request(key, model, prompts, Plain(), options)
+    ways = {"plain": request}
+    ways |= {_name(method): request._replace(method=method) for method in methods}
+    for way in ways.values():
+        prepare(*way)
     limit = int(np.max(options.max_new_tokens))
-    # The compiled program is that of the whole request.
-    max_len = max(map(len, prompts)) + limit
+    max_len = max(map(len, prompts)) + limit  # the compiled program is the request's
     independent = None if key is None else independent_key(key)
 
     def choice(tokens: int) -> Choice[Request]:
-        short = lambda one: with_options(
-            one, max_new_tokens=tokens, max_len=max_len, stop_ids=()
+        short = dataclasses.replace(
+            options, max_new_tokens=tokens, max_len=max_len, stop_ids=()
         )
-        return choose(ways, lambda one: generate(*short(one)._replace(key=independent)))
+        return choose(
+            ways, lambda way: generate(*way._replace(key=independent, options=short))
+        )
 
     tokens = min(pilot, limit)
     found = choice(tokens)
@@ -396,3 +379,9 @@ def fastest(
         tokens = min(4 * tokens, limit)
         found = choice(tokens)
     return found
+
+
+def _name(method: Method) -> str:
+    if isinstance(method, Speculation):
+        return f"gamma {int(np.max(method.gamma))}"
+    return method.name

@@ -149,11 +149,10 @@ def make_text(
     tokenizer = models.reads[0]
     streams = []
     ids = tokenizer.encode(prompt)
-    for drafter, rule in ((None, None), (models.drafter, RULES[method])):
-        options = cspd_jax.text.Options(
-            max_new_tokens=int(new), temperature=temperature, rule=rule
-        )
-        streams.append(cspd_jax.text.stream(key, models.text, [ids], drafter, options))
+    options = cspd_jax.text.Options(max_new_tokens=int(new), temperature=temperature)
+    fast = cspd_jax.text.Speculation(models.drafter, rule=RULES[method])
+    for way in (cspd_jax.text.Plain(), fast):
+        streams.append(cspd_jax.text.stream(key, models.text, [ids], way, options))
 
     def show(side: Side) -> tuple[Any, str]:
         tokens, info = side.made

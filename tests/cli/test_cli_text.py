@@ -42,7 +42,8 @@ def printed(capsys, *argv):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method, draft", [("block", "draft"), ("block", "int8"), ("tree", "draft")]
+    "method, draft",
+    [("speculation", "draft"), ("speculation", "int8"), ("tree", "draft")],
 )
 def test_text_is_that_of_plain_decoding(folders, capsys, method, draft):
     """Greedy, in float64; the report adds up."""
@@ -90,7 +91,7 @@ def test_match_repeats_plain_sampling(folders, capsys):
     )
     common += ("--temperature", 1.3, "--top-k", 20, "--top-p", 0.9, "--seed", 4)
     found = printed(
-        capsys, *common, "--method", "match", "--draft", folders["draft"], "--compare"
+        capsys, *common, "--rule", "match", "--draft", folders["draft"], "--compare"
     )
     assert (
         found["compared_to_plain"]["identical_rows"] == 2
@@ -161,8 +162,6 @@ def test_tokenizer_of_the_folder(folders, capsys, tmp_path):
         "--no-stop",
         "--gamma",
         2,
-        "--method",
-        "block",
         "--compare",
     )
     assert (

@@ -77,9 +77,9 @@ def test_it_drafts_as_it_is_published(folder):
         cspd_jax.load(folder / "research"), target, confidence=0
     )
     assert drafter.drafter.entering == (2, 4, 5)
-    options = text.Options(gamma=2, max_new_tokens=8, stop_ids=())
-    tokens, info = text.generate(None, target, [[3, 7, 1]], drafter, options)
-    chex.assert_trees_all_equal(
-        tokens, text.generate(None, target, [[3, 7, 1]], None, options).tokens
-    )
+    options = text.Options(max_new_tokens=8, stop_ids=())
+    method = text.Speculation(drafter, gamma=2)
+    tokens, info = text.generate(None, target, [[3, 7, 1]], method, options)
+    plain = text.generate(None, target, [[3, 7, 1]], options=options)
+    chex.assert_trees_all_equal(tokens, plain.tokens)
     assert info.tested.sum() > 0

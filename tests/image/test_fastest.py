@@ -26,17 +26,10 @@ def text_request(**options):
     lm = text_models.model()
     params = text_models.params(lm)
     near = (lm, text_models.near(params))
-    options = {
-        "key": None,
-        "drafter": near,
-        "max_new_tokens": 12,
-        "gamma": 3,
-        "stop_ids": (),
-        **options,
-    }
+    options = {"key": None, "max_new_tokens": 12, "stop_ids": (), **options}
     key = options.pop("key")
-    drafter = options.pop("drafter")
-    return text.Request(key, (lm, params), PROMPTS, drafter, text.Options(**options))
+    methods = [text.Speculation(near, gamma) for gamma in (2, 3)]
+    return key, (lm, params), PROMPTS, methods, text.Options(**options)
 
 
 def masked_request(**options):
@@ -84,14 +77,14 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
         "gamma 2",
         "gamma 3",
     }
-    assert (choice.request.drafter is None) == (best == "plain")
+    assert isinstance(choice.request.method, text.Plain) == (best == "plain")
     # Each made the first five tokens, in the shapes of the whole request.
     for output in seen.values():
         assert output.tokens.shape == (
             2,
             15,
         ) and output.info.trace.lengths.tolist() == [8, 7]
-    expected = text.generate(*request._replace(drafter=None)).tokens
+    expected = text.generate(*request[:3], text.Plain(), request[4]).tokens
     chex.assert_trees_all_equal(text.generate(*choice.request).tokens, expected)
 
 

@@ -44,21 +44,17 @@ def test_texts(kind, rows, sampling):
         lm, plain, params = pair()
         draft_model = (plain, text_models.near(params, scale=0.25))
         drafter = text.PromptLookup(shortest=1) if kind == "lookup" else draft_model
+        gamma = np.arange(3, 3 + rows) % 8
+        method = text.Speculation(drafter, gamma, max_gamma=7, confidence=0.3)
         options = Options(
-            gamma=np.arange(3, 3 + rows) % 8,
-            max_gamma=7,
             max_new_tokens=ROOM - 6,
             stop_ids=(),
-            confidence=0.3,
-            rule="block",
             **sampling._asdict(),
         )
         key = jax.random.key(3)
         prompts = text_models.prompts(rows, 6)
-        tokens, info = text.generate(key, (lm, params), prompts, drafter, options)
-        expected, counts = text.generate(
-            key, (plain, params), prompts, drafter, options
-        )
+        tokens, info = text.generate(key, (lm, params), prompts, method, options)
+        expected, counts = text.generate(key, (plain, params), prompts, method, options)
         chex.assert_trees_all_equal(tokens, expected)
         chex.assert_trees_all_equal(info.accepted, counts.accepted)
         assert info.accepted.sum() > 0

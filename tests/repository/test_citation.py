@@ -31,6 +31,7 @@ def test_what_is_used_is_cited():
         "block",
         "coupled",
     ]
-    assert keys_of(text.Options(rule="google")) == ["cspd_jax", "leviathan"]
+    by_token = text.Speculation(text.PromptLookup(), rule="google")
+    assert keys_of(by_token) == ["cspd_jax", "leviathan"]
     assert keys_of(masked.SelfSpeculation()) == ["cspd_jax", "ssd"]
     assert cspd_jax.citation(model).count("eprint = {2406.11838}") == 1

@@ -28,7 +28,7 @@ def of_each_family(folder, key, temperature=0.0):
     filled = (llada, params_of(LLADA, 0))
     new = {"max_new_tokens": 4, "temperature": temperature}
     prompts = [[1, 2]]
-    look_up = text.PromptLookup()
+    look_up = text.Speculation(text.PromptLookup())
     how = text.Options(**new, stop_ids=())
     return [
         lambda: cspd_jax.generate(

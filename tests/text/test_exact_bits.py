@@ -32,14 +32,15 @@ def undecided():
     return (lm, params), (lm, text_models.near(params, scale=0.002))
 
 
-def texts(model, exact_bits, drafter, **options):
-    options = text.Options(
-        max_new_tokens=NEW, gamma=GAMMA, exact_bits=exact_bits, **options
-    )
+def texts(model, exact_bits, draft, rule="block", **options):
+    bits = GAMMA if exact_bits else None
+    options = text.Options(max_new_tokens=NEW, exact_bits=bits, **options)
     key = jax.random.key(1) if options.temperature else None
-    tokens, info = text.generate(
-        key, model, text_models.prompts(ROWS, 6), drafter, options
-    )
+    method = text.Plain()
+    if draft is not None:
+        method = text.Speculation(draft, GAMMA, rule)
+    prompts = text_models.prompts(ROWS, 6)
+    tokens, info = text.generate(key, model, prompts, method, options)
     return np.asarray(tokens), info
 
 

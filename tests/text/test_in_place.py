@@ -30,14 +30,14 @@ def copies_in_loops(compiled: str, heads: int, dim: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "rows, drafter, packs",
+    "rows, draft, packs",
     [
         (1, None, True),
         pytest.param(2, None, True, marks=pytest.mark.slow),
         (2, text.PromptLookup(), False),
     ],
 )
-def test_no_pass_copies_a_cache(rows, drafter, packs):
+def test_no_pass_copies_a_cache(rows, draft, packs):
     lm = dataclasses.replace(
         text_models.model(dtype=jnp.float32, depth=2), by_outputs=packs
     )
@@ -45,8 +45,9 @@ def test_no_pass_copies_a_cache(rows, drafter, packs):
 
     def run(tokens, lengths):
         prompts = text.Prompts(tokens, lengths)
-        options = text.Options(max_new_tokens=20, max_len=MAX_LEN, gamma=3)
-        return text.generate(None, (lm, params), prompts, drafter, options)
+        options = text.Options(max_new_tokens=20, max_len=MAX_LEN)
+        method = text.Plain() if draft is None else text.Speculation(draft, gamma=3)
+        return text.generate(None, (lm, params), prompts, method, options)
 
     tokens = jnp.ones((rows, 5), jnp.int32)
     lengths = jnp.full(rows, 5)

@@ -50,18 +50,15 @@ def drafter(kind):
     )
 
 
-def generate(prompts, kind=None, key=None, **options):
+def generate(prompts, kind=None, key=None, **given):
     """With options that compile the same program as far as possible."""
-    options = {
-        "max_new_tokens": NEW,
-        "max_len": LONGEST + NEW,
-        "stop_ids": (),
-    } | options
+    names = ("gamma", "rule", "max_gamma", "draft_cost", "confidence")
+    how = {name: given.pop(name) for name in names if name in given}
+    limits = {"max_new_tokens": NEW, "max_len": LONGEST + NEW, "stop_ids": ()}
+    method = text.Plain()
     if kind is not None:
-        options = {"max_gamma": MAX_GAMMA} | options
-    made = text.generate(
-        key, target(), prompts, kind and drafter(kind), Options(**options)
-    )
+        method = text.Speculation(drafter(kind), **{"max_gamma": MAX_GAMMA} | how)
+    made = text.generate(key, target(), prompts, method, Options(**limits | given))
     return jax.device_get(made)  # what reads single rows of it compiles nothing
 
 

@@ -87,20 +87,19 @@ def index(texts):
 PROMPTS = Prompts(np.tile(PROMPT, (ROWS, 1)), np.full(ROWS, len(PROMPT)))
 
 
-def generate(rule, kind, sampling, widths=None, other=None, **options):
+def generate(rule, kind, sampling, widths=None, other=None, **given):
     """By a drafter of some kind, in trees of these widths if there are any; or by
     another drafter."""
     used = drafter(kind) if other is None else other
+    how = {name: given.pop(name) for name in HOW if name in given}
+    method = text.Speculation(used, **{"gamma": 3, "rule": rule} | how)
     if widths:
-        used = (text.head_tree if kind == "head" else text.draft_tree)(used, widths)
-    options = {
-        "max_new_tokens": NEW,
-        "gamma": len(widths or "123"),
-        **sampling._asdict(),
-    } | options
-    return text.generate(
-        jax.random.key(0), target(), PROMPTS, used, Options(rule=rule, **options)
-    )
+        method = text.Tree(used, widths, rule)
+    options = Options(**{"max_new_tokens": NEW, **sampling._asdict()} | given)
+    return text.generate(jax.random.key(0), target(), PROMPTS, method, options)
+
+
+HOW = ("gamma", "max_gamma", "draft_cost", "confidence")
 
 
 def p_value(tokens, sampling, stop=None):
@@ -325,8 +324,9 @@ def test_block_verification_needs_fresh_noise_every_round():
         Stale(lm), (draft_params, jax.random.split(jax.random.key(1), ROWS))
     )
     for rule, right in (("google", True), ("block", False)):
-        options = Options(rule=rule, temperature=1.0, gamma=2, max_new_tokens=3)
-        tokens, _ = text.generate(jax.random.key(0), model, PROMPTS, stale, options)
+        options = Options(temperature=1.0, max_new_tokens=3)
+        method = text.Speculation(stale, 2, rule)
+        tokens, _ = text.generate(jax.random.key(0), model, PROMPTS, method, options)
         second = np.bincount(tokens[:, len(PROMPT) + 1], minlength=V)
         assert (counts_p_value(second, probs) > FALSE_ALARM) == right
 
@@ -341,14 +341,14 @@ def test_a_tree_of_one_child_each_is_the_chain(float64):
     head = text_models.head(lm, params, [9, 3, 5, 1, 7, 2, 10, 0], (0, 1, 2))
     prompts = [[1, 5, 7], [3], [4, 9, 8, 2, 6], [6, 7]]
     chain = text.draft_from_states(head, target, confidence=0)
-    options = text.Options(gamma=3, max_new_tokens=24, stop_ids=())
-    plain = text.generate(None, target, prompts, None, options)
-    of_chain = text.generate(None, target, prompts, chain, options)
+    options = text.Options(max_new_tokens=24, stop_ids=())
+    plain = text.generate(None, target, prompts, options=options)
+    method = text.Speculation(chain, gamma=3)
+    of_chain = text.generate(None, target, prompts, method, options)
     accepted = []
     for widths in ((1, 1, 1), (4, 2, 1)):
-        made = text.generate(
-            None, target, prompts, text.head_tree(chain, widths), options
-        )
+        tree = text.Tree(chain, widths)
+        made = text.generate(None, target, prompts, tree, options)
         chex.assert_trees_all_equal(made.tokens, plain.tokens)
         accepted.append(made.info.accepted)
     # A chain drafts nothing after one token.

@@ -72,13 +72,11 @@ def test_texts_are_those_of_generate(models, temperature=0.8):
     turns = turns_of(demo.make_text, models, BLOCK, SEED, PROMPT, NEW, temperature)
     tokenizer = models.reads[0]
     key = seed_key(SEED)
-    for (drafter, rule), (parts, told) in zip(
-        ((None, None), (models.drafter, "block")), turns[-1]
-    ):
-        options = text.Options(max_new_tokens=NEW, temperature=temperature, rule=rule)
-        tokens, info = text.generate(
-            key, models.text, [tokenizer.encode(PROMPT)], drafter, options
-        )
+    options = text.Options(max_new_tokens=NEW, temperature=temperature)
+    prompts = [tokenizer.encode(PROMPT)]
+    ways = (text.Plain(), text.Speculation(models.drafter))
+    for way, (parts, told) in zip(ways, turns[-1]):
+        tokens, info = text.generate(key, models.text, prompts, way, options)
         written = "".join(part for part, _ in parts)
         assert written == tokenizer.decode(tokens[0, : info.trace.lengths[0]].tolist())
         assert {mark for _, mark in parts} <= {None, *demo.MARKS.values()}

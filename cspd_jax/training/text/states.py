@@ -201,8 +201,9 @@ def measure(
     often its first draft is accepted. params: with the ids."""
     drafter = text.draft_from_states((Eagle(config.model), params), target)
     new = config.data.length - max(map(len, prompts))
-    options = text.Options(gamma=1, temperature=1.0, max_new_tokens=new, confidence=0.0)
+    method = text.Speculation(drafter, gamma=1, confidence=0.0)
+    options = text.Options(temperature=1.0, max_new_tokens=new)
     _, info = text.generate(
-        run_key(config.seed, MEASURE), target, prompts, drafter, options
+        run_key(config.seed, MEASURE), target, prompts, method, options
     )
     return {"acceptance": round(float(info.acceptance or 0.0), 4)}
