@@ -31,6 +31,7 @@ from accepted import (
 from toy import narrow
 
 import cspd_jax
+from cspd_jax import shell
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import rounds, sampler, state
 from cspd_jax.image.bound import bind
@@ -437,13 +438,13 @@ def text_cases(scale: Scale) -> list[Case]:
         about("pythia-1.4b", "text-plain"),
         (config,),
         lambda weights: (prepare(weights),),
-        text_generation.run,
+        shell.run,
         count,
         (float(count - 1),),
     )
 
     def drafted(weights, of_draft):
-        right = jax.jit(text_generation.run)(prepare(weights)).tokens
+        right = jax.jit(shell.run)(prepare(weights)).tokens
         use = jax.random.bernoulli(jax.random.key(1), share, right.shape)
         replayed = Replayed(ModelDrafter(drafting))
         draft = Drafting(replayed, (of_draft, right, use))
@@ -462,7 +463,7 @@ def text_cases(scale: Scale) -> list[Case]:
             about("pythia-1.4b", "text-block", "160m drafts, gamma 4"),
             (config, small),
             drafted,
-            text_generation.run,
+            shell.run,
             count,
             (count / a_round, 4.0),
             facts=facts,
@@ -513,7 +514,7 @@ def masked_case(
         row,
         (config,),
         args,
-        masked_generation.run,
+        shell.run,
         places * a_round,
         (float(places),),
         seen,

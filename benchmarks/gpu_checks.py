@@ -19,7 +19,7 @@ import numpy as np
 from toy import held_out_prompts, load
 
 import cspd_jax
-from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation
+from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation, shell
 from cspd_jax.image import PaperCriterion, ReleasedRunner
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.measure import median_seconds
@@ -143,9 +143,8 @@ def text_checks(toy: bool) -> list[Check]:
 
     def check(name: str, module: Any, *given: Any) -> Check:
         inputs = module.prepare(None, given[0], prompts, *given[1:])
-        return Check(
-            name, lambda inputs: module.run(inputs).tokens, lambda seed: (inputs,)
-        )
+        run = lambda inputs: shell.run(inputs).tokens
+        return Check(name, run, lambda seed: (inputs,))
 
     return [
         check("text, plain", text_generation, target, plain, asked),

@@ -10,7 +10,7 @@ writes.
     tokens, info = masked.generate(None, model, prompts, method, options)
 
 A generation is made of pure functions that can be combined in other ways:
-`generation.prepare` makes the `Inputs`, whose way has the first state, `begin`, the
+`generation.prepare` makes the `Filling`, whose way has the first state, `begin`, the
 rounds or steps, `advance`, and their end, `unfinished`.
 """
 

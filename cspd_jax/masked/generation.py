@@ -1,21 +1,17 @@
-"""Text from a masked-diffusion language model: at once, or round by round as a
-stream."""
+"""Text from a masked-diffusion language model."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from cspd_jax._utils.compilation import outermost_jit
-from cspd_jax._utils.progress import Bar
-from cspd_jax.check import UserError
+from cspd_jax import shell
+from cspd_jax.check import UserError, check_method
 from cspd_jax.info import Generated, Info
 from cspd_jax.keys import independent_key, keys_per_row
 from cspd_jax.language_models import (
@@ -33,7 +29,7 @@ from cspd_jax.masked.sets import MoveSets, chosen, prefixes, tables_of
 from cspd_jax.masked.speculative import MaskedState, Speculation
 from cspd_jax.masked.stepwise import Steps, StepState
 from cspd_jax.measure import Choice, choose
-from cspd_jax.parallel import common_mesh, replicate, spread
+from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
 _PILOT = 32  # places of a measurement
@@ -61,21 +57,63 @@ class Trace(NamedTuple):
     rounds: Array
 
 
+State = MaskedState | StepState
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Inputs:
-    """What stays the same during a generation.
+class Filling:
+    """Places that are filled: an `Algorithm` of the shell.
 
     canvas: the model, the prompts and the places after them.
-    way: how they are filled: `begin`, `unfinished` and `advance` are the parts of the
-        loop.
+    way: how they are filled.
     """
 
     canvas: Canvas
     way: Speculation | Steps
 
+    def begin(self) -> State:
+        return self.way.begin(self.canvas)
 
-State = MaskedState | StepState
+    def unfinished(self, state: Any) -> Array:
+        return self.way.unfinished(self.canvas, state)
+
+    def advance(self, state: Any) -> State:
+        return self.way.advance(self.canvas, state)
+
+    def output(self, state: State) -> Generated:
+        """Returns what there is; places that are not filled yet hold the mask's id."""
+        claim = self.way.claim
+        if self.canvas.cached and claim.exact:
+            note = (
+                "; with the block cache this is a different sampler, with a reference"
+                " of its own"
+            )
+            claim = claim._replace(why=claim.why + note)
+        filled = state.text != self.canvas.mask_id
+        info = Info(
+            made=jnp.sum(filled, axis=1, dtype=jnp.int32),
+            **state.counts._asdict(),
+            trace=Trace(state.order, state.rounds),
+            claim=claim,
+        )
+        return Generated(state.text, info)
+
+    def split(self) -> tuple[Any, Any]:
+        count = len(self.canvas.start)
+        each = lambda a: a if a.ndim else jnp.broadcast_to(a, (count,))
+        # A schedule's quotas are those of all rows.
+        steps = self.way if isinstance(self.way, Steps) else None
+        by_row = self.way if steps is None else None
+        canvas = dataclasses.replace(self.canvas, params=None)
+        return jax.tree.map(each, (canvas, by_row)), (self.canvas.params, steps)
+
+    @classmethod
+    def joined(cls, rows: Any, shared: Any) -> Filling:
+        canvas, by_row = rows
+        params, steps = shared
+        way = steps if by_row is None else by_row
+        return cls(dataclasses.replace(canvas, params=params), way)
 
 
 def generate(
@@ -107,44 +145,9 @@ def generate(
       progress: show a bar, for which each round is a jitted call of its own; not on a
           mesh, nor in `jit`.
     """
-    mesh = common_mesh(model)
-    inputs = prepare(key, model, prompts, method, options)
-    if mesh is not None:
-        return _on_mesh(replicate(mesh, inputs), mesh)
-    return _shown(inputs) if progress else run(inputs)
-
-
-@functools.partial(outermost_jit, static_argnames="mesh")
-def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
-    """Has each group of devices fill its own share of the rows."""
-    canvas = inputs.canvas
-    way = inputs.way
-    each = lambda a: a if a.ndim else jnp.broadcast_to(a, (len(canvas.start),))
-    # Whose quotas are those of all rows.
-    steps = way if isinstance(way, Steps) else None
-    rows = dataclasses.replace(canvas, params=None), way if steps is None else None
-
-    def fill(rows: Any, shared: Any) -> Generated:
-        (canvas, way) = rows
-        (params, steps) = shared
-        return run(
-            Inputs(
-                dataclasses.replace(canvas, params=params),
-                steps if way is None else way,
-            )
-        )
-
-    return spread(fill, mesh, jax.tree.map(each, rows), (canvas.params, steps))
-
-
-def _shown(inputs: Inputs) -> Generated:
-    """Does what `run` does, with a bar."""
-    rows = len(inputs.canvas.start)
-    places = inputs.canvas.places
-    with Bar(total=rows * places, desc=f"{rows} texts", unit="token") as bar:
-        for made in _outputs(inputs):
-            bar.update(int(jnp.sum(made.info.made)) - bar.n)
-    return made
+    filling = prepare(key, model, prompts, method, options)
+    total = len(filling.canvas.start) * filling.canvas.places
+    return shell.generate(filling, common_mesh(model), progress, total)
 
 
 def stream(
@@ -160,57 +163,7 @@ def stream(
     The arguments are those of `generate`. Places that are still to be filled hold the
     mask's id.
     """
-    return _outputs(prepare(key, model, prompts, method, options))
-
-
-def _outputs(inputs: Inputs) -> Iterator[Generated]:
-    state = _begin(inputs)
-    while np.any(_unfinished(inputs, state)):
-        state = _advance(inputs, state._replace(cache=None), state.cache)
-        yield output(inputs, state)
-
-
-@outermost_jit
-def run(inputs: Inputs) -> Generated:
-    """Takes all rounds or steps in one loop on the device."""
-    more = lambda state: jnp.any(_unfinished(inputs, state))
-    turn = lambda state: inputs.way.advance(inputs.canvas, state)
-    return output(inputs, jax.lax.while_loop(more, turn, _begin(inputs)))
-
-
-@jax.jit
-def _begin(inputs: Inputs) -> State:
-    return inputs.way.begin(inputs.canvas)
-
-
-@jax.jit
-def _unfinished(inputs: Inputs, state: Any) -> Array:
-    return inputs.way.unfinished(inputs.canvas, state)
-
-
-@functools.partial(outermost_jit, donate_argnames="cache")
-def _advance(inputs: Inputs, state: Any, cache: Any) -> State:
-    """Takes a round, whose cache is written where the one before was, not beside it."""
-    return inputs.way.advance(inputs.canvas, state._replace(cache=cache))
-
-
-def output(inputs: Inputs, state: State) -> Generated:
-    """Returns what there is after some round or step; places that are not filled yet
-    hold the mask's id."""
-    claim = inputs.way.claim
-    if inputs.canvas.cached and claim.exact:
-        note = (
-            "; with the block cache this is a different sampler, with a reference of"
-            " its own"
-        )
-        claim = claim._replace(why=claim.why + note)
-    info = Info(
-        made=jnp.sum(state.text != inputs.canvas.mask_id, axis=1, dtype=jnp.int32),
-        **state.counts._asdict(),
-        trace=Trace(state.order, state.rounds),
-        claim=claim,
-    )
-    return Generated(state.text, info)
+    return shell.stream(prepare(key, model, prompts, method, options))
 
 
 def prepare(
@@ -219,9 +172,10 @@ def prepare(
     prompts: PromptsLike,
     method: Method = SelfSpeculation(),
     options: Options = Options(),
-) -> Inputs:
-    """Returns the arguments of `generate`, checked where their values are known, as
-    `Inputs`."""
+) -> Filling:
+    """Checks the arguments of `generate` where their values are known, and returns what
+    fills the places."""
+    check_method(method, (SelfSpeculation, Stepwise, Schedule))
     network, params = bound(model)
     config = network.config
     prompts = as_prompts(prompts)
@@ -241,15 +195,15 @@ def prepare(
     )
     canvas = make_canvas(network, params, prompts, options, keys)
     if isinstance(method, Schedule):
-        return Inputs(canvas, Steps(_quotas(method, options, config.shifted)))
+        return Filling(canvas, Steps(_quotas(method, options, config.shifted)))
     like = method.like if isinstance(method, Stepwise) else method
     if like is None:
-        return Inputs(canvas, Steps())
+        return Filling(canvas, Steps())
     speculation = _speculation(like, model, options, canvas)
     if isinstance(method, Stepwise):
         never = jnp.zeros(batch, jnp.int32)
         speculation = dataclasses.replace(speculation, gamma=never)
-    return Inputs(canvas, speculation)
+    return Filling(canvas, speculation)
 
 
 def _is_zero(temperature: Array | float | None) -> bool:

@@ -1,20 +1,16 @@
-"""Text from a causal language model: all rounds in one jitted loop, or one by one as a
-stream."""
+"""Text from a causal language model."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from cspd_jax._utils.compilation import outermost_jit
-from cspd_jax._utils.progress import Bar
+from cspd_jax import shell
 from cspd_jax.check import UserError, check_method
 from cspd_jax.info import Exactness, Generated, Info, add
 from cspd_jax.keys import independent_key, keys_per_row
@@ -28,7 +24,7 @@ from cspd_jax.language_models import (
     concrete,
 )
 from cspd_jax.measure import Choice, choose
-from cspd_jax.parallel import common_mesh, replicate, spread
+from cspd_jax.parallel import common_mesh
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import rounds
 from cspd_jax.text.drafters import entering_of
@@ -98,38 +94,9 @@ def generate(
       progress: show a bar, for which each round is a jitted call of its own; not on a
           mesh, nor in `jit`.
     """
-    inputs = prepare(key, model, prompts, method, options)
+    texts = prepare(key, model, prompts, method, options)
     mesh = common_mesh(model, getattr(method, "draft", None))
-    if mesh is not None:
-        return _on_mesh(replicate(mesh, inputs), mesh)
-    return _shown(inputs) if progress else run(inputs)
-
-
-@functools.partial(outermost_jit, static_argnames="mesh")
-def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
-    """Has each group of devices continue its own share of the prompts."""
-    whole = {
-        n: getattr(inputs, n)
-        for n in ("params", "drafter_params", "stop_ids", "draft_cost")
-    }
-    without: Any = dict.fromkeys(whole)
-    count = len(inputs.limit)
-    each = lambda a: a if a.ndim else jnp.broadcast_to(a, (count,))
-    rows = jax.tree.map(each, dataclasses.replace(inputs, **without))
-    return spread(
-        lambda rows, whole: run(dataclasses.replace(rows, **whole)), mesh, rows, whole
-    )
-
-
-def _shown(inputs: Inputs) -> Generated:
-    """Does what `run` does, with a bar."""
-    state = _begin(inputs)
-    wanted = jnp.maximum(inputs.limit - inputs.prompts.lengths, 0)
-    with Bar(total=int(wanted.sum()), desc=f"{len(wanted)} texts", unit="token") as bar:
-        while not np.all(state.done):
-            state = _advance(inputs, state._replace(cache=None), state.cache)
-            bar.update(int(jnp.sum(state.length - inputs.prompts.lengths)) - bar.n)
-    return output(inputs, state)
+    return shell.generate(texts, mesh, progress, texts.wanted if progress else 0)
 
 
 def stream(
@@ -141,14 +108,59 @@ def stream(
 ) -> Iterator[Generated]:
     """Yields (tokens, info) after each round; the last one is what `generate` returns.
     Same arguments."""
-    return _outputs(prepare(key, model, prompts, method, options))
+    return shell.stream(prepare(key, model, prompts, method, options))
 
 
-def _outputs(inputs: Inputs) -> Iterator[Generated]:
-    state = _begin(inputs)
-    while not np.all(state.done):
-        state = _advance(inputs, state._replace(cache=None), state.cache)
-        yield output(inputs, state)
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Prompts that are continued: an `Algorithm` of the shell."""
+
+    inputs: Inputs
+
+    @property
+    def wanted(self) -> int:
+        """Counts the tokens that all rows may get."""
+        room = self.inputs.limit - self.inputs.prompts.lengths
+        return int(jnp.sum(jnp.maximum(room, 0)))
+
+    def begin(self) -> TextState:
+        """Returns the state before the first round, whose cache has room for a tree if
+        there is one."""
+        tree = tree_of(self.inputs.drafter)
+        return rounds.begin(self.inputs, spare=0 if tree is None else tree.drafts)
+
+    def unfinished(self, state: TextState) -> Array:
+        return ~state.done
+
+    def advance(self, state: TextState) -> TextState:
+        of = rounds if tree_of(self.inputs.drafter) is None else tree_rounds
+        next_state, happened = of.run_round(self.inputs, state)
+        return next_state._replace(counts=add(state.counts, happened))
+
+    def output(self, state: TextState) -> Generated:
+        info = Info(
+            made=state.length - self.inputs.prompts.lengths,
+            **state.counts._asdict(),
+            trace=Trace(state.length, state.marks, state.stopped, state.drafted),
+            claim=_claim(self.inputs),
+        )
+        return Generated(state.tokens, info)
+
+    def split(self) -> tuple[Inputs, dict[str, Any]]:
+        shared = {name: getattr(self.inputs, name) for name in _SHARED}
+        without: Any = dict.fromkeys(shared)
+        count = len(self.inputs.limit)
+        each = lambda a: a if a.ndim else jnp.broadcast_to(a, (count,))
+        rows = jax.tree.map(each, dataclasses.replace(self.inputs, **without))
+        return rows, shared
+
+    @classmethod
+    def joined(cls, rows: Inputs, shared: dict[str, Any]) -> Texts:
+        return cls(dataclasses.replace(rows, **shared))
+
+
+_SHARED = ("params", "drafter_params", "stop_ids", "draft_cost")
 
 
 def prepare(
@@ -157,9 +169,9 @@ def prepare(
     prompts: PromptsLike,
     method: Method = Plain(),
     options: Options = Options(),
-) -> Inputs:
-    """Checks the arguments of `generate` where their values are known, and makes the
-    `Inputs` of them."""
+) -> Texts:
+    """Checks the arguments of `generate` where their values are known, and returns what
+    continues them."""
     target, params = bound(model)
     if not target.config.causal:
         raise UserError(
@@ -191,7 +203,7 @@ def prepare(
             )
         max_gamma = options.exact_bits
     lengths = _integers(prompts.lengths)
-    return Inputs(
+    inputs = Inputs(
         target=target,
         drafter=way.drafter,
         rule=way.rule,
@@ -212,6 +224,7 @@ def prepare(
         draft_cost=_reals(way.draft_cost),
         confidence=_reals(way.confidence),
     )
+    return Texts(inputs)
 
 
 def _sampling(
@@ -276,18 +289,7 @@ def _reals(value: Any) -> Array | None:
     return None if value is None else jnp.asarray(value, float)
 
 
-def output(inputs: Inputs, state: TextState) -> Generated:
-    """Returns what there is after some round."""
-    info = Info(
-        made=state.length - inputs.prompts.lengths,
-        **state.counts._asdict(),
-        trace=Trace(state.length, state.marks, state.stopped, state.drafted),
-        claim=_exactness(inputs),
-    )
-    return Generated(state.tokens, info)
-
-
-def _exactness(inputs: Inputs) -> Exactness:
+def _claim(inputs: Inputs) -> Exactness:
     """Returns whether the text has the distribution of plain decoding, and why."""
     if inputs.drafter is None:
         return Exactness(True, "plain decoding is the reference itself")
@@ -300,39 +302,6 @@ def _exactness(inputs: Inputs) -> Exactness:
     if inputs.rule not in WHY:
         return Exactness(False, f"nothing is known of the rule {inputs.rule}")
     return Exactness(True, WHY[inputs.rule])
-
-
-@outermost_jit
-def run(inputs: Inputs) -> Generated:
-    """Takes all rounds in one loop on the device."""
-    unfinished = lambda state: ~jnp.all(state.done)
-    end = jax.lax.while_loop(
-        unfinished, functools.partial(advance, inputs), begin(inputs)
-    )
-    return output(inputs, end)
-
-
-def begin(inputs: Inputs) -> TextState:
-    """Returns the state before the first round, whose cache has room for a tree if
-    there is one."""
-    tree = tree_of(inputs.drafter)
-    return rounds.begin(inputs, spare=0 if tree is None else tree.drafts)
-
-
-def advance(inputs: Inputs, state: TextState) -> TextState:
-    """Takes one turn of the loop: a round, and the sum of what happened."""
-    of = rounds if tree_of(inputs.drafter) is None else tree_rounds
-    next_state, happened = of.run_round(inputs, state)
-    return next_state._replace(counts=add(state.counts, happened))
-
-
-_begin = jax.jit(begin)
-
-
-@functools.partial(outermost_jit, donate_argnames="cache")
-def _advance(inputs: Inputs, state: TextState, cache: Any) -> TextState:
-    """Takes a round, whose cache is written where the one before was, not beside it."""
-    return advance(inputs, state._replace(cache=cache))
 
 
 def fastest(

@@ -20,6 +20,7 @@ LAYERS = (
     "coupling",
     "keys",
     "parallel",
+    "shell",
     "networks",
     "models",
     "language_models",

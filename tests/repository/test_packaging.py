@@ -30,28 +30,6 @@ def test_a_checkout_needs_no_install():
     assert Path(done.stdout.strip()) == ROOT / "converters" / "source.py"
 
 
-@pytest.mark.parametrize(
-    "imported, absent",
-    [
-        ("cspd_jax", "jax numpy flax orbax optax matplotlib PIL tqdm torch"),
-        ("cspd_jax.cli", "jax flax orbax optax matplotlib PIL tqdm torch"),
-        (
-            "cspd_jax, cspd_jax.image",
-            "matplotlib torch transformers tokenizers sklearn",
-        ),
-    ],
-)
-def test_an_import_brings_no_more_than_it_needs(imported, absent):
-    code = (
-        f"import sys, {imported}; print([m for m in {absent.split()} if m in"
-        " sys.modules])"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert found.stdout == "[]\n"
-
-
 @pytest.mark.slow
 def test_wheel_is_complete(tmp_path):
     """Builds a wheel (fetches setuptools) and imports everything from it, away from the

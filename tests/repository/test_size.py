@@ -40,6 +40,7 @@ ROOMS = {
             "info.py",
             "measure.py",
             "parallel.py",
+            "shell.py",
             "__init__.py",
         ),
         13_400,
