@@ -32,7 +32,7 @@ from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster, Spread
 from cspd_jax.image.prompts import ask
 from cspd_jax.image.protocol import CausalTokenModel, TokenModel
-from cspd_jax.info import Calls, Exactness, Info
+from cspd_jax.info import Calls, Exactness, Generated
 from cspd_jax.keys import as_typed, keys_per_row
 from cspd_jax.models import ImageModel
 from cspd_jax.parallel import common_mesh, replicate, spread
@@ -60,7 +60,7 @@ def sample(
     labels: Array,
     options: Options,
     method: Method = Plain(),
-) -> tuple[Array, Info]:
+) -> Generated:
     """Generates B images: tokens [B, L, d] by position, and what happened. A pure
     function.
 
@@ -76,10 +76,11 @@ def sample(
     return _told(method.run(network, params, keys, labels, options), method, options)
 
 
-def _told(made: Made, method: Method, options: Options) -> tuple[Array, Info]:
+def _told(made: Made, method: Method, options: Options) -> Generated:
     """Returns the tokens, and what is to be said of them."""
     known = None if options.known is None else options.known.mask
-    return made.tokens, _info(made, claim_of(method, options), method.ahead, known)
+    info = _info(made, claim_of(method, options), method.ahead, known)
+    return Generated(made.tokens, info)
 
 
 def claim_of(method: Method, options: Options) -> Exactness:
@@ -241,7 +242,7 @@ def generate(
     prompts: Sequence[str] | None = None,
     rows: int | None = None,
     progress: bool = False,
-) -> tuple[Array, Info]:
+) -> Generated:
     """Generates one image per label, or prompt: tokens [N, L, d] by position, and what
     happened.
 
@@ -277,7 +278,7 @@ def run(
     options: Options,
     rows: int | None = None,
     progress: bool = False,
-) -> tuple[Array, Info]:
+) -> Generated:
     """Generates images with these keys and labels [N], whose options are settled,
     `rows` side by side."""
     count = len(labels)
@@ -332,7 +333,7 @@ def of_images(options: Options, index: np.ndarray) -> Options:
 
 def _run(
     model: ImageModel, method: Method, keys: Array, labels: Any, options: Options
-) -> tuple[Array, Info]:
+) -> Generated:
     """Makes a batch, on the mesh that its models lie on."""
     draft = method.draft_model
     mesh = common_mesh(model, *([] if draft is None else [draft]))
@@ -356,8 +357,8 @@ def _run(
 @functools.partial(outermost_jit, static_argnames=("network", "method", "mesh"))
 def _on_mesh(
     by_row: Any, shared: Any, *, network: TokenModel, method: Any, mesh: Mesh
-) -> tuple[Array, Info]:
-    def by_group(by_row: Any, shared: Any) -> tuple[Array, Info]:
+) -> Generated:
+    def by_group(by_row: Any, shared: Any) -> Generated:
         params, of_draft, options = shared
         options = dataclasses.replace(options, known=by_row["known"], cfg=by_row["cfg"])
         own = method
@@ -377,7 +378,7 @@ def _watched(
     keys: Array,
     labels: Any,
     options: Options,
-) -> tuple[Array, Info]:
+) -> Generated:
     """Makes a batch in pieces, and moves the bar as they come, by the tokens that an
     image knows on average."""
     done = 0
@@ -393,7 +394,7 @@ def _watched(
     return _told(made, method, options)
 
 
-def _joined(parts: list[tuple[Array, Info]], count: int) -> tuple[Array, Info]:
+def _joined(parts: list[Generated], count: int) -> Generated:
     """Joins batches: what is by image one after the other, and what is counted added
     up."""
     is_calls = lambda node: isinstance(node, Calls)
@@ -412,11 +413,16 @@ def stream(
     labels: Labels,
     method: Method = Plain(),
     options: Options = Options(),
-) -> Iterator[tuple[float, Array]]:
-    """Generates step by step: yields the number of known tokens of an image, on
-    average, and tokens [N, L, d], zero where unknown."""
+) -> Iterator[Generated]:
+    """Yields (tokens, info) after each step or round; the last one is what `generate`
+    returns. Tokens that are not there yet are zero, and info.made counts those that
+    are."""
     found = as_labels(model, labels)
     settled = resolve(model, method, options, len(found))
     keys = keys_per_row(key, len(found))
     steps = method.steps(model.network, model.params, keys, jnp.asarray(found), settled)
-    return ((float(np.mean(np.asarray(known))), made.tokens) for known, made in steps)
+    length = model.network.seq_len
+    for known, made in steps:
+        tokens, info = _told(made, method, settled)
+        missing = length - jnp.broadcast_to(known, info.made.shape)
+        yield Generated(tokens, dataclasses.replace(info, made=info.made - missing))

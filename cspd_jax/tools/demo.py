@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import cspd_jax
@@ -107,31 +106,27 @@ def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
 def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -> Shown:
     """Makes an image of a class or prompt, plainly and by a method; latents become a
     picture at the end."""
-    keys = cspd_jax.row_keys(key, 1)
     model = models.image
     label = wanted
     if isinstance(model.config, NextStepConfig):
         model = cspd_jax.image.prompts.ask(model, [wanted])
         label = 0
-    streams = []  # the steps of `image.stream`, with what they count
+    streams = []
     for way, denoise in ((cspd_jax.Plain(), "plain"), image_methods(model)[method]):
-        asked = cspd_jax.Options(**{**model.sampling, "cfg": cfg, "denoise": denoise})
-        options = cspd_jax.image.resolve(model, way, asked)
-        streams.append(
-            way.steps(model.network, model.params, keys, jnp.array([label]), options)
-        )
+        options = cspd_jax.Options(**{**model.sampling, "cfg": cfg, "denoise": denoise})
+        streams.append(cspd_jax.stream(key, model, [label], way, options))
 
     def show(side: Side) -> tuple[Any, str]:
-        (known, out) = side.made
+        tokens, info = side.made
         content = None
-        counts = f"{np.mean(known):.0f} of {model.network.seq_len} tokens"
+        counts = f"{info.made[0]} of {model.network.seq_len} tokens"
         if side.complete:
             backbone, head = (
-                out.counts.calls[name].sequential for name in ("backbone", "head")
+                info.calls[name].sequential for name in ("backbone", "head")
             )
             counts += f", {backbone} calls of the backbone and {head} of the head"
         if side.complete or models.vae is None:
-            content = cspd_jax.to_images(model, out.tokens, models.vae)[0]
+            content = cspd_jax.to_images(model, tokens, models.vae)[0]
             content = content.repeat(
                 zoom := max(1, _WIDTH // len(content)), axis=0
             ).repeat(zoom, axis=1)
