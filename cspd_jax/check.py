@@ -4,6 +4,7 @@ have in common."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import reprlib
 from collections.abc import Iterator
 from typing import Any
@@ -114,3 +115,19 @@ def check_method(method: Any, methods: tuple[type, ...]) -> None:
     names = ", ".join(f"{one.__name__}(...)" for one in methods)
     what = f"the class {method.__name__}" if isinstance(method, type) else shown(method)
     raise UserError(f"the method is {what}; write one of {names}")
+
+
+def check_options(options: Any, kind: type) -> None:
+    """Raises a UserError unless these are options of this kind, with names that are
+    among their choices."""
+    if not isinstance(options, kind):
+        what = "the class" if isinstance(options, type) else shown(options)
+        raise UserError(f"the options are {what}; write {kind.__name__}(...)")
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        choices = field.metadata.get("of_flag", {}).get("choices")
+        value = getattr(options, field.name)
+        if choices and isinstance(value, str) and value not in choices:
+            names = ", ".join(choices)
+            raise UserError(
+                f"{field.name} is {shown(value)}; it must be one of {names}"
+            )

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax._utils.progress import Bar
-from cspd_jax.check import UserError, check_draft
+from cspd_jax.check import UserError, check_draft, check_method, check_options
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.calibration import drafter_for
@@ -27,7 +27,7 @@ from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.counts import Made, info_of
 from cspd_jax.image.known import of_every_image
 from cspd_jax.image.lossy import Checkerboard
-from cspd_jax.image.methods import Method, Plain
+from cspd_jax.image.methods import METHODS, Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster, Spread
 from cspd_jax.image.prompts import ask
@@ -126,6 +126,8 @@ def settle(
 ) -> Options:
     """Settles all options but the drafters of denoising chains; the model may have no
     parameters yet."""
+    check_method(method, METHODS)
+    check_options(options, Options)
     network = model.network
     draft = method.draft_model
     length = model.network.seq_len

@@ -323,3 +323,6 @@ class ReleasedRunner(Method):
 
     def describe(self) -> dict[str, Any]:
         return reported(self.runner)
+
+
+METHODS = (Plain, SelfSpeculation, DraftSpeculation, ReleasedRunner)

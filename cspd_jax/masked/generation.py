@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import shell
-from cspd_jax.check import UserError, check_method
+from cspd_jax.check import UserError, check_method, check_options
 from cspd_jax.info import Generated, Info
 from cspd_jax.keys import independent_key, keys_per_row
 from cspd_jax.language_models import (
@@ -176,6 +176,7 @@ def prepare(
     """Checks the arguments of `generate` where their values are known, and returns what
     fills the places."""
     check_method(method, (SelfSpeculation, Stepwise, Schedule))
+    check_options(options, Options)
     network, params = bound(model)
     config = network.config
     prompts = as_prompts(prompts)

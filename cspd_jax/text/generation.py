@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import shell
-from cspd_jax.check import UserError, check_method
+from cspd_jax.check import UserError, check_method, check_options
 from cspd_jax.info import Exactness, Generated, Info, add
 from cspd_jax.keys import independent_key, keys_per_row
 from cspd_jax.language_models import (
@@ -172,6 +172,8 @@ def prepare(
 ) -> Texts:
     """Checks the arguments of `generate` where their values are known, and returns what
     continues them."""
+    check_method(method, (Plain, Speculation, Tree))
+    check_options(options, Options)
     target, params = bound(model)
     if not target.config.causal:
         raise UserError(
@@ -263,7 +265,6 @@ class Way(NamedTuple):
 
 def settle(method: Method, room: int, greedy: bool) -> Way:
     """Settles how texts with room for this many tokens are continued."""
-    check_method(method, (Plain, Speculation, Tree))
     if isinstance(method, Plain):
         return Way()
     drafter, params = method.drafting()

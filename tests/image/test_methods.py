@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import chex
@@ -14,6 +15,7 @@ import pytest
 import tiny
 
 import cspd_jax
+from cspd_jax import masked, text
 from cspd_jax.__main__ import main
 from cspd_jax.image import calibration, generate, resolve
 from cspd_jax.image.chain import ChainSpeculation
@@ -41,6 +43,28 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def model(folder):
     return cspd_jax.load(folder / "target")
+
+
+@pytest.mark.parametrize(
+    "method, options, said",
+    [
+        ("plain", Options(), "the method is 'plain'; write one of Plain(...)"),
+        (SelfSpeculation, Options(), "the method is the class SelfSpeculation"),
+        (Plain(), {"cfg": 2.0}, "the options are {'cfg': 2.0}; write Options(...)"),
+        (Plain(), Options, "the options are the class; write Options(...)"),
+        (Plain(), Options(denoise="speculatve"), "denoise is 'speculatve'"),
+        (Plain(), Options(cfg_schedule="constnat"), "one of linear, constant"),
+    ],
+)
+def test_what_is_no_method_or_no_choice_is_named(model, method, options, said):
+    with pytest.raises(cspd_jax.UserError, match=re.escape(said)):
+        cspd_jax.generate(KEY, model, [0], method, options)
+
+
+@pytest.mark.parametrize("family", [text, masked])
+def test_texts_name_it_too(family):
+    with pytest.raises(cspd_jax.UserError, match="the method is 'block'"):
+        family.generate(None, (None, None), [[1]], "block")
 
 
 @pytest.mark.parametrize("denoise", ["plain", ChainSpeculation(4)])
