@@ -2,7 +2,7 @@
 
 import pathlib
 
-__version__ = "0.7.0.dev0"
+__version__ = "0.8.0.dev0"
 
 # In a checkout `converters/` lies beside this folder; installed, it lies inside it.
 _ROOT = pathlib.Path(__file__).parent.parent
