@@ -58,7 +58,10 @@ def run(args: argparse.Namespace) -> None:
         seed_key(args.seed), model, prompts, _method(args, options), options
     )
     if args.method == "auto":
-        request = chosen(masked.fastest(request.key, model, prompts, options))
+        tried = [masked.SelfSpeculation(gamma) for gamma in (2, 4, 8)]
+        if masked.generation.prepare(*request).canvas.keys is None:  # nothing is drawn
+            tried += [masked.SelfSpeculation(texts=texts) for texts in (4, 16)]
+        request = chosen(masked.fastest(request.key, model, prompts, tried, options))
     way = request.method
     ways = {way.name: request}
     if not isinstance(way, masked.Stepwise) and not args.no_compare:

@@ -290,36 +290,37 @@ def fastest(
     key: Array | None,
     model: Model,
     prompts: Sequence[Sequence[int]],
+    methods: Sequence[Method],
     options: Options = Options(),
     *,
-    gammas: tuple[int, ...] = (2, 4, 8),
-    texts: tuple[int, ...] = (4, 16),
     pilot: int = _PILOT,
 ) -> Choice[Request]:
-    """Returns what to give `generate`: stepwise decoding or self-speculation, whichever
-    is faster here.
+    """Returns what to give `generate`: stepwise decoding or one of the methods,
+    whichever is fastest here.
 
     Each way fills the first `pilot` places of each row in turns (whole blocks); the
     text is the same. The measurement draws numbers of its own. The ways are named
-    "stepwise", "gamma 4" and, where nothing is drawn, "texts 16".
-    `generate(*choice.request)` runs the fastest.
+    "stepwise", "gamma 4" and "texts 16". `generate(*choice.request)` runs the fastest.
     """
     request = Request(key, model, prompts, Stepwise(), options)
     ways = {"stepwise": request}
-    ways |= {f"gamma {g}": request._replace(method=SelfSpeculation(g)) for g in gammas}
-    if prepare(*request).canvas.keys is None:
-        ways |= {
-            f"texts {n}": request._replace(method=SelfSpeculation(texts=n))
-            for n in texts
-        }
-    places = min(
-        options.max_new_tokens,
-        max(options.block, pilot // options.block * options.block),
-    )
+    ways |= {_name(method): request._replace(method=method) for method in methods}
+    for way in ways.values():
+        prepare(*way)
+    whole_blocks = max(options.block, pilot // options.block * options.block)
+    places = min(options.max_new_tokens, whole_blocks)
     short = dataclasses.replace(
         options, max_new_tokens=places, block=min(options.block, places)
     )
     independent = None if key is None else independent_key(key)
     return choose(
-        ways, lambda one: generate(*one._replace(key=independent, options=short))
+        ways, lambda way: generate(*way._replace(key=independent, options=short))
     )
+
+
+def _name(method: Method) -> str:
+    if not isinstance(method, SelfSpeculation):
+        return method.name
+    if method.texts is None:
+        return f"gamma {int(np.max(method.gamma))}"
+    return f"texts {method.texts}"

@@ -45,10 +45,9 @@ def masked_request(**options):
     )
 
 
-def masked_fastest(request, **options):
-    return masked.fastest(
-        request.key, request.model, request.prompts, request.options, **options
-    )
+def masked_fastest(request, *gammas, **options):
+    methods = [masked.SelfSpeculation(gamma) for gamma in gammas]
+    return masked.fastest(*request[:3], methods, request.options, **options)
 
 
 def chooses(monkeypatch, best, scale=1.0, others=True):
@@ -93,7 +92,7 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
 def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     seen = chooses(monkeypatch, best)
     request = masked_request()
-    choice = masked_fastest(request, gammas=(4,), texts=(), pilot=5)
+    choice = masked_fastest(request, 4, pilot=5)
     assert choice.way == best and seen.keys() == {"stepwise", "gamma 4"}
     assert all(output.tokens.shape == (2, 4) for output in seen.values())  # one block
     stepwise = masked.generate(*request._replace(method=masked.Stepwise()))
@@ -109,9 +108,7 @@ def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
     choice = text.fastest(*text_request(key=KEY, temperature=1.0), pilot=12)
     assert np.any(seen["plain"].tokens != text.generate(*choice.request).tokens)
     seen = chooses(monkeypatch, "stepwise", others=False)
-    choice = masked_fastest(
-        masked_request(key=KEY, temperature=1.0), gammas=(2,), pilot=8
-    )
+    choice = masked_fastest(masked_request(key=KEY, temperature=1.0), 2, pilot=8)
     assert np.any(seen["stepwise"].tokens != masked.generate(*choice.request).tokens)
     keys = row_keys(KEY, 3)
     several = [
