@@ -20,7 +20,7 @@ from toy import held_out_prompts, load
 
 import cspd_jax
 from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation, shell
-from cspd_jax.image import PaperCriterion, ReleasedRunner
+from cspd_jax.image import PaperCriterion, Released
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.measure import median_seconds
 from cspd_jax.text import generation as text_generation
@@ -99,7 +99,7 @@ def image_checks(toy: bool) -> list[Check]:
         ),
         ("draft", model, DraftSpeculation(draft, gamma=4), "plain", "plain"),
         ("draft, paper's criterion", model, paper, "plain", "draft, paper's criterion"),
-        ("released runner", model, ReleasedRunner(draft), "plain", "released runner"),
+        ("released runner", model, Released(draft), "plain", "released runner"),
         ("causal, plain", causal, alone, "plain", None),
         ("causal, chains", causal, alone, chains, "causal, plain"),
     ]

@@ -35,7 +35,7 @@ from cspd_jax.image import (
     DraftSpeculation,
     PaperCriterion,
     Plain,
-    ReleasedRunner,
+    Released,
     SelfSpeculation,
 )
 from cspd_jax.image.generation import Request
@@ -58,17 +58,17 @@ METHODS: dict[str, Callable[..., Any]] = {
     "plain": lambda draft: Plain(),
     "self": lambda draft, **given: SelfSpeculation(**given),
     "path": lambda draft, **given: DraftSpeculation(draft, **given),
-    "official": lambda draft, **given: ReleasedRunner(draft, **given),
+    "released": lambda draft, **given: Released(draft, **given),
     "paper": lambda draft, criterion=_PAPER, **given: DraftSpeculation(
         draft, criterion, **given
     ),
 }
 PLAIN: dict[str, Any] = {"method": "plain"}
 SELF_CHAINS: dict[str, Any] = {"method": "self", "denoise": "speculative"}
-OFFICIAL = "official: the released runner"
+RELEASED = "released: the published runner"
 PAPER = "paper: Algorithm 1"
 WAYS: dict[str, dict[str, Any]] = {
-    OFFICIAL: {"method": "official"},
+    RELEASED: {"method": "released"},
     PAPER: {"method": "paper"},
     "path, by the draft model": {"method": "path"},
     "self": {"method": "self"},
@@ -208,7 +208,7 @@ def _published(name: str, gamma: int | None, batch: int | None = None) -> float 
     """Returns the paper's acceptance, or speed-up at a batch, for the ways that are the
     paper's."""
     if (
-        name not in (OFFICIAL, PAPER)
+        name not in (RELEASED, PAPER)
         or (found := TABLE1.get((*PAIR, gamma or 0))) is None
     ):
         return None

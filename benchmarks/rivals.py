@@ -46,7 +46,7 @@ from cspd_jax.image import (
     DraftSpeculation,
     PaperCriterion,
     Plain,
-    ReleasedRunner,
+    Released,
     SelfSpeculation,
     pixels,
 )
@@ -108,9 +108,7 @@ CELLS = {
     "GtR, 16 + 4 AR steps": Cell(
         50, "lossy", {"order": Checkerboard(4), "num_iter": 20}
     ),
-    "released runner": Cell(
-        52, "lossy", {}, lambda draft: ReleasedRunner(draft, gamma=8)
-    ),
+    "released runner": Cell(52, "lossy", {}, lambda draft: Released(draft, gamma=8)),
     "paper's criterion": Cell(
         55, "lossy", {}, lambda draft: DraftSpeculation(draft, PaperCriterion(), 3)
     ),

@@ -25,7 +25,7 @@ from cspd_jax.image import (
     DraftSpeculation,
     PaperCriterion,
     Plain,
-    ReleasedRunner,
+    Released,
     SelfSpeculation,
     Spread,
 )
@@ -179,7 +179,7 @@ IMAGE = {
     "paper, Sigma = 1, both levels": ImageWay(paper(), CHAINS, images=400),
     "paper, widened": ImageWay(paper(inner_temperature=42.0), exact=False),
     "released": ImageWay(
-        lambda draft: ReleasedRunner(draft, gamma=2, inner_temperature=5.0),
+        lambda draft: Released(draft, gamma=2, inner_temperature=5.0),
         {"num_iter": 4, "cfg": 1.5, "final_noise": False},
         exact=False,
     ),

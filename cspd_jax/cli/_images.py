@@ -126,9 +126,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     ahead.add_argument(
         "--criterion",
-        choices=("path", "paper", "official"),
+        choices=("path", "paper", "released"),
         help="path: exact; paper: Algorithm 1 as printed, lossy (exact with --sigma"
-        " off); official: the"
+        " off); released: the"
         " released runner, lossy (default: path)",
     )
     add_fields(ahead, image.SelfSpeculation)
@@ -214,8 +214,8 @@ def _method_of(args: argparse.Namespace, model: ImageModel) -> image.Method:
             else from_flags(image.SelfSpeculation, args)
         )
     draft = hub.load(args.draft, args.dtype, model.mesh, of=ImageModel)
-    if args.criterion == "official":
-        return from_flags(image.ReleasedRunner, args, draft=draft)
+    if args.criterion == "released":
+        return from_flags(image.Released, args, draft=draft)
     paper = args.criterion == "paper"
     criterion: Any = (
         from_flags(image.PaperCriterion, args) if paper else image.PathCriterion()

@@ -17,7 +17,7 @@ from cspd_jax.image.methods import (
     DraftSpeculation,
     Method,
     Plain,
-    ReleasedRunner,
+    Released,
     SelfSpeculation,
 )
 from cspd_jax.image.options import Options
@@ -39,7 +39,7 @@ __all__ = [
     "PaperCriterion",
     "PathCriterion",
     "Plain",
-    "ReleasedRunner",
+    "Released",
     "SelfSpeculation",
     "Spread",
     "TokenModel",

@@ -255,7 +255,7 @@ def generate(
         [N].
     labels: class numbers, [N]; -1 is "no class".
     method: Plain(), SelfSpeculation(), DraftSpeculation(draft) or
-        ReleasedRunner(draft).
+        Released(draft).
     options: how, whatever the method; `cfg` may be one number for each image.
     prompts: texts in place of labels, for a model that makes images from text and has
         its tokenizer beside it.

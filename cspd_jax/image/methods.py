@@ -213,7 +213,7 @@ class SelfSpeculation(_Rounds):
         "the cost of a drafted AR step as a share of a target's; with it each image"
         " drafts as many as pay off"
         " at its acceptance so far",
-        flags=("--adapt",),
+        flags=("--draft-cost",),
         type=float,
     )
     prefill: float = option(
@@ -264,7 +264,7 @@ class DraftSpeculation(_Rounds):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReleasedRunner(Method):
+class Released(Method):
     """The published implementation of the paper, number for number. Lossy: see
     `image.released`.
 
@@ -281,7 +281,7 @@ class ReleasedRunner(Method):
 
     name: ClassVar[str] = "draft"
     needs_final_noise: ClassVar[bool | None] = False
-    criterion_name: ClassVar[str | None] = "official"
+    criterion_name: ClassVar[str | None] = "released"
     ahead: ClassVar[int] = (
         1  # marks of a token say whether it stayed, not how far it was drafted ahead
     )
@@ -325,4 +325,4 @@ class ReleasedRunner(Method):
         return reported(self.runner)
 
 
-METHODS = (Plain, SelfSpeculation, DraftSpeculation, ReleasedRunner)
+METHODS = (Plain, SelfSpeculation, DraftSpeculation, Released)

@@ -32,7 +32,6 @@ class Options:
         "plain: denoising steps one at a time; speculative: drafted and verified"
         " together, with the same"
         " distribution",
-        report="chain",
         static=True,
         flags=("--denoise",),
         choices=("plain", "speculative"),
@@ -98,7 +97,6 @@ class Options:
         "in which tokens are revealed; spread: each far from the last eight, another"
         " distribution (default:"
         " at random, as MAR does)",
-        report="reveal",
         static=True,
     )
     known: Known | None = option(
@@ -155,8 +153,8 @@ class Options:
         return [str(self.respacing)] * count
 
     def report(self) -> dict[str, Any]:
-        """Returns the options as JSON, under the names that reports have."""
-        told = reported(dataclasses.replace(self, denoise=self.chain))  # type: ignore[arg-type]
+        """Returns the options as JSON."""
+        told = reported(self)
         if hasattr(self.cfg, "tolist"):
             told["cfg"] = self.cfg.tolist()
         return told

@@ -60,7 +60,7 @@ class PaperCriterion:
     )
     inner_temperature: float = option(
         1.0,
-        "how much wider the test is (1; official: 42)",
+        "how much wider the test is (1; released: 42)",
         flags=("--inner-temperature",),
         type=float,
     )
@@ -70,9 +70,7 @@ class PaperCriterion:
         flags=("--proposals",),
         type=int,
     )
-    max_resamples: int = option(
-        64, "iterations after which the loop gives up", report="max_trips"
-    )
+    max_resamples: int = option(64, "iterations after which the loop gives up")
 
     name: ClassVar[str] = "paper"
 

@@ -62,9 +62,7 @@ class Speculation:
 
     criterion: Criterion
     gamma: int = 8
-    draft_cost: float | None = dataclasses.field(
-        default=None, metadata={"report": "adapt"}
-    )
+    draft_cost: float | None = None
     prefill: float = 0.0
 
 

@@ -109,7 +109,7 @@ class SelfSpeculation:
         "moves tested per pass of ssd (default: 4; in Python also one for each row);"
         " more than there are"
         " places to fill is the same as all of them",
-        flags=("--draft-len", "--gamma"),
+        flags=("--gamma",),
         type=int,
         metavar="N",
         default=None,
@@ -120,7 +120,7 @@ class SelfSpeculation:
     )
     texts: MoveSets | int | None = option(
         None,
-        "texts read per pass: a chosen table in place of the chain of --draft-len, from"
+        "texts read per pass: a chosen table in place of the chain of --gamma, from"
         " those that cspd-jax"
         " calibrate keeps beside the model, or else from the package's; greedy only",
         flags=("--texts",),

@@ -17,7 +17,7 @@ _OF_CLASS = {
     "image.lossy.Annealing": "disa",
     "image.lossy.Checkerboard": "gtr",
     "image.methods.DraftSpeculation": "cspd",
-    "image.methods.ReleasedRunner": "cspd",
+    "image.methods.Released": "cspd",
     "image.methods.SelfSpeculation": "block",
     "image.rounds.PathCriterion": "block",
     "masked.options.SelfSpeculation": "ssd",

@@ -132,14 +132,14 @@ def test_self_beside_plain(run):
 @pytest.mark.parametrize(
     "flags, exact, why",
     [
-        (("--adapt", "0.3", "--prefill", "0.25"), True, "target"),
+        (("--draft-cost", "0.3", "--prefill", "0.25"), True, "target"),
         (("--criterion", "paper"), False, "factor Sigma"),
         (
             ("--criterion", "paper", "--sigma", "off", "--align", "off"),
             True,
             "maximal coupling",
         ),
-        (("--criterion", "official", "--prefill", "0"), False, "the released runner"),
+        (("--criterion", "released", "--prefill", "0"), False, "the released runner"),
     ],
 )
 def test_a_draft_model_and_its_criteria(run, flags, exact, why):
@@ -147,7 +147,7 @@ def test_a_draft_model_and_its_criteria(run, flags, exact, why):
     assert report["exact"] is exact and why in report["why"]
     assert exact or f"lossy: {report['why']}" in err
     assert report["draft"]["name"].endswith("draft") and report["tested"] > 0
-    assert report["options"]["final_noise"] is (report["criterion"] != "official")
+    assert report["options"]["final_noise"] is (report["criterion"] != "released")
 
 
 @pytest.mark.slow
@@ -180,9 +180,9 @@ def test_flags_reach_the_sampler(run):
     assert found["final_noise"] is False and found["num_iter"] == 2
     chains = ("--denoise", "speculative", "--window", "4", "--order", "spread")
     report, _ = run(*PLAIN, *chains)
-    assert report["options"]["chain"] == {"window": 4}
+    assert report["options"]["denoise"] == {"window": 4}
     assert (
-        report["options"]["reveal"] == {"spread": 8}
+        report["options"]["order"] == {"spread": 8}
         and report["chains"]["tested"] == 10 * 16 * 10
     )
     report, err = run(
@@ -190,7 +190,7 @@ def test_flags_reach_the_sampler(run):
     )
     assert not report["exact"] and "(DiSA)" in err and "(GtR)" in err
     assert report["options"]["anneal"]["first"] == 10 and report["options"][
-        "reveal"
+        "order"
     ] == {"rest": 1}
     report, _ = run("--method", "self", *FAST, "--coupled", "on")
     assert report["exact"] and report["criterion"] == "coupled"

@@ -114,7 +114,7 @@ def test_masked_is_stepwise_decoding(folders, capsys, model, cached):
     )
     common += ("--block", 6)
     common += ("--cache",) if cached else ()
-    found = printed(capsys, *common, "--draft-len", 3)
+    found = printed(capsys, *common, "--gamma", 3)
     stepwise = printed(capsys, *common, "--method", "stepwise")
     assert (
         found["ids"] == stepwise["ids"]

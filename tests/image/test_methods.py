@@ -22,7 +22,7 @@ from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.methods import (
     DraftSpeculation,
     Plain,
-    ReleasedRunner,
+    Released,
     SelfSpeculation,
 )
 from cspd_jax.image.options import Options
@@ -82,7 +82,7 @@ def test_what_is_exact(denoise):
     widened = [
         paper(sigma=False, inner_temperature=temperature) for temperature in (42.0, 0.5)
     ]
-    for method in (*exact, paper(), *widened, ReleasedRunner(None)):
+    for method in (*exact, paper(), *widened, Released(None)):
         found = method.exactness(Options(denoise=denoise))
         assert found.exact == (method in exact) and found.with_truncated(0) == found
         given_up = found.with_truncated(1)
@@ -111,7 +111,7 @@ def test_the_same_options_have_one_distribution(folder, model):
     with pytest.raises(
         ValueError, match="cannot have noise in the last denoising step"
     ):
-        resolve(model, ReleasedRunner(draft))
+        resolve(model, Released(draft))
     small = dataclasses.replace(
         draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3))
     )

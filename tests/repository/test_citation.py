@@ -4,7 +4,7 @@ import re
 
 import cspd_jax
 from cspd_jax import hub, masked, text
-from cspd_jax.image import ReleasedRunner
+from cspd_jax.image import Released
 from cspd_jax.image.lossy import Annealing
 from cspd_jax.models import ImageModel
 
@@ -24,7 +24,7 @@ def test_what_is_used_is_cited():
         "cspd_jax",
         "block",
     ]
-    assert keys_of(ReleasedRunner(draft)) == ["cspd_jax", "cspd", "mar"]
+    assert keys_of(Released(draft)) == ["cspd_jax", "cspd", "mar"]
     assert keys_of(cspd_jax.Options(anneal=Annealing())) == ["cspd_jax", "disa"]
     assert keys_of(cspd_jax.SelfSpeculation(coupled=True)) == [
         "cspd_jax",
