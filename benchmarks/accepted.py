@@ -1,8 +1,8 @@
 """What is accepted: recorded of the embedded models, replayed by programs whose weights
 are random.
 
-python benchmarks/accepted.py       # the rounds of self-speculation, anew; the rest is
-of version 0.6
+    # The rounds of self-speculation, anew; the rest is of version 0.6.
+    python benchmarks/accepted.py
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from cspd_jax.image.generation import resolve
 RECORDED = Path(__file__).parent / "results" / "accepted.json"
 PLACES = 96  # of an image, that tables are made for
 IMAGES = 16
-LATE = (
-    24  # of the 64 places of `default`: 3/8 of an image, behind which tokens are timed
-)
+LATE = 24  # of the 64 places of `default`: 3/8, behind which tokens are timed
 way_name = lambda gamma, coupled: "coupled, " * coupled + f"gamma {gamma}"
 
 
@@ -51,9 +49,9 @@ def recorded() -> dict[str, Any]:
 class Run(NamedTuple):
     """Says what a replayed run takes.
 
-    rounds: until every image has the tokens that are wanted. tokens: that an image has
-        then. calls: of the
-    head in a round, by the number of chains that they are compiled for.
+    rounds: until every image has the tokens that are wanted.
+    tokens: that an image has then.
+    calls: of the head in a round, by the number of chains that they are compiled for.
     """
 
     rounds: int

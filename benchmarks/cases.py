@@ -256,8 +256,8 @@ def image_case(
     self-speculation.
 
     window: M of the chains; None is plain.
-    gamma: groups drafted ahead; 0 is none. coupled: what lies behind a rejected draft
-        is kept.
+    gamma: groups drafted ahead; 0 is none.
+    coupled: what lies behind a rejected draft is kept.
     early: rounds accept what those at an image's first places did, which is less.
     """
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}

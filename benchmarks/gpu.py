@@ -333,14 +333,21 @@ def measure_apart(run: Run, title: str) -> None:
     command = [sys.executable, __file__, "--file", str(run.file), "--only", title]
     more: list[str] = []
     while not run.over:
-        left = (run.end - time.monotonic()) / 60
-        done = subprocess.run(
-            [*command, "--minutes", f"{left:.2f}", *more], check=False
-        )
+        before = run.rows
+        left = run.end - time.monotonic()
+        asked = [*command, "--minutes", f"{left / 60:.2f}", *more]
+        code: int | str
+        try:
+            code = subprocess.run(asked, check=False, timeout=left).returncode
+        except subprocess.TimeoutExpired:
+            code = "no end"
         run.rows = results(run.file)
-        if not done.returncode:
+        if code == 0:
             return
-        say(f"the process ended with {done.returncode}")
+        say(f"the process ended with {code}")
+        if run.rows == before:
+            say(f"left out: {title}, which added no row")
+            return
         more = ["--but-ended"]
 
 
@@ -456,8 +463,8 @@ def chosen(args: Any, device_loops: bool = False) -> dict[str, Makers]:
     if not args.toy:
         return found
     few = {name: makers[-2:] for name, makers in found.items() if name not in ALIKE}
-    # chains, by the loops of the host and of the device
-    return few | {FIRST: every[FIRST][1:4:2]}
+    # Chains, by the loops of the host and of the device.
+    return few | {FIRST: every[FIRST][1:4:2]} if FIRST in found else few
 
 
 if __name__ == "__main__":

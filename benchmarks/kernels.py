@@ -92,7 +92,7 @@ class Launches(NamedTuple):
 
 
 READ = Launches(reads=1, seconds=HOST_READ)
-# the device sets what comes next in a command buffer
+# The device sets what comes next in a command buffer.
 SET = Launches(kernels=1, seconds=LAUNCH)
 
 
@@ -148,7 +148,9 @@ def compiled(lowered: Any, device_loops: bool) -> Program:
         asked: dict[str, Any] = dict(DEVICE_LOOPS) if device_loops else {}
         asked |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         text = lowered.compile(compiler_options=asked).as_text()
-        return Program(text, captured_in(Path(folder)))
+        found = captured_in(Path(folder))
+        assert found or not device_loops, "XLA wrote of no command buffers"
+        return Program(text, found)
 
 
 def captured_in(folder: Path) -> frozenset[str]:
@@ -255,7 +257,8 @@ def kernel(
 ) -> Launches:
     """Counts one kernel, which takes a launch, and its bytes or its products.
 
-    called: what is fused in it. results: types by name, of what is around it.
+    called: what is fused in it.
+    results: types by name, of what is around it.
     """
     inner = {i.name: i.result for i in called}
     moved = bytes_of(at.result)

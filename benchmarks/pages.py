@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cases import IDENTITY, PLAIN
+from cases import IDENTITY, PLAIN, by_the_host
 from toy import results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,33 +71,39 @@ def timed(rows: Rows, modelled: dict[tuple, float] | None = None) -> list[str]:
     plain = {
         alike(row): row["seconds"] for row in reversed(rows) if row["method"] in PLAIN
     }
+    by_device = {}
+    if modelled is None:
+        by_device = {
+            _identity(by_the_host(row)): f"{1e3 * row['seconds']:.2f}"
+            for row in rows
+            if by_the_host(row) != row
+        }
+        rows = [row for row in rows if by_the_host(row) == row]
     last = ""
     lines = []
     for row in rows:
         seconds = row["seconds"]
-        name = (
-            f"{row['model']}, {row['dtype']}, {row['batch']} side by side"
-            + ", guidance" * row["guided"]
-        )
-        name = name.replace(", 1 side by side", "")
+        several = f", {row['batch']} side by side" * (row["batch"] > 1)
+        name = f"{row['model']}, {row['dtype']}{several}" + ", guidance" * row["guided"]
         method = row["method"] + f" ({row['options']})" * bool(row["options"])
-        cells = ["" if name == last else name, method, f"{1e3 * seconds:.2f}"]
         ratio = plain.get(alike(row), 0.0) / seconds
+        cells = ["" if name == last else name, method, f"{1e3 * seconds:.2f}"]
+        if modelled is None:
+            cells.append(by_device.get(_identity(row), ""))
         cells.append(f"{ratio:.{1 if ratio >= 1 else 2}f}x" if ratio else "")
         if modelled is None:
             limit, share = max(row["share"].items(), key=lambda limit: limit[1])
-            cells += [f"{row['kernels']:.0f}", f"{limit} {100 * share:.0f} %"]
+            cells += [f"{row['kernels']:.0f}", f"{row['host_reads']:.1f}"]
+            cells.append(f"{limit} {100 * share:.0f} %")
         else:
             model = modelled.get(_identity(row))
             cells.append(f"{1e3 * model:.2f}" if model else "")
         lines.append(f"| {' | '.join(cells)} |")
         last = name
-    how = (
-        ("ms, modelled", ["kernels", "limit"])
-        if modelled is None
-        else ("ms, measured", ["modelled"])
-    )
-    head = ["model", "method", how[0], "plain / this", *how[1]]
+    head = ["model", "method", "ms, measured", "plain / this", "modelled"]
+    if modelled is None:
+        head = ["model", "method", "ms, modelled", "device loops", "plain / this"]
+        head += ["kernels", "host reads", "limit"]
     return (
         [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines] if lines else []
     )

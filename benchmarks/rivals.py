@@ -61,13 +61,14 @@ from cspd_jax.training.data.words import BLANK
 
 BATCH = 8  # images side by side
 NETWORKS = ("backbone", "head", "draft backbone", "draft head")
+# What every cell has.
 SAMPLED = {
     "cfg": 2.0,
     "cfg_schedule": "constant",
     "temperature": 0.9,
     "respacing": "ddim100",
-}  # in every cell
-# Of a toy.
+}
+# What a toy has in its place.
 SHORT = {
     "respacing": f"ddim{TOY_STEPS}",
     "num_iter": 8,
@@ -118,8 +119,9 @@ CELLS = {
 class Pictures(NamedTuple):
     """Holds pictures of one cell, and what they say.
 
-    tokens: [N, L d]. labels: [N], their topics. words: [N, lines], as a `Reading` has
-        them.
+    tokens: [N, L d].
+    labels: [N], their topics.
+    words: [N, lines], as a `Reading` has them.
     """
 
     tokens: np.ndarray

@@ -38,6 +38,7 @@ from toy import (
 
 from cspd_jax import hub, models, text
 from cspd_jax.converters import lm as published
+from cspd_jax.info import Generated
 from cspd_jax.language_models import bound
 from cspd_jax.measure import timed
 from cspd_jax.networks.quantised import quantise
@@ -122,7 +123,7 @@ class Task(NamedTuple):
             for i in range(0, len(self.prompts), self.rows)
         ]
 
-    def ours(self, method: text.Method) -> list[text.Generated]:
+    def ours(self, method: text.Method) -> list[Generated]:
         """Makes a call for each batch; all are of one size, so that each way is
         compiled once."""
         size = -(-max(map(len, self.prompts)) // 32) * 32
@@ -166,7 +167,7 @@ class Task(NamedTuple):
                 ].tolist()
         return rows
 
-    def new_ids(self, outputs: list[text.Generated]) -> list[list[int]]:
+    def new_ids(self, outputs: list[Generated]) -> list[list[int]]:
         """Returns the new ids of each text, in the order of the prompts."""
         rows: list[list[int]] = []
         for tokens, info in outputs:
@@ -240,7 +241,7 @@ def measured(
                 int(np.sum(getattr(info, what))) for _, info in made
             )
             tested = total("tested")
-            drafter = ways[name].get("drafter")
+            drafter = getattr(ways[name], "draft", None)
             row["acceptance"] = total("accepted") / tested if tested else None
             row["tokens_per_pass"] = total("made") / total("rounds")
             if isinstance(drafter, (tuple, models.TextModel)):

@@ -2,9 +2,8 @@
 the same process.
 
 Images: MAR's loop (reference_torch.py), eagerly, and with the head's whole chain as one
-    captured CUDA graph,
-which is what an engineer would do first. Text: transformers' greedy `generate`. Weights
-are random.
+captured CUDA graph, which is what an engineer would do first. Text: transformers'
+greedy `generate`. Weights are random.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def _heads(sizes: Mapping, args: Mapping, part: str) -> int:
         known = ", ".join(map(str, HEADS_OF_WIDTH))
         raise UserError(
             f"the file has an {part} of width {width}, and does not say its number of"
-            " heads, which is known"
-            f" for widths {known} only; give it with --heads ENC,DEC"
+            f" heads, which is known for widths {known} only; give it with --heads"
+            " ENC,DEC"
         )
     return heads
 
@@ -114,7 +114,6 @@ def _patch_size(token_dim: int) -> int:
     if token_dim != 16 * side * side:
         raise UserError(
             f"its tokens have dimension {token_dim}, which is not 16 p^2 for any patch"
-            " size p;"
-            " give it with --patch-size"
+            " size p; give it with --patch-size"
         )
     return side

@@ -225,8 +225,7 @@ def _of_file(
         )
     raise UserError(
         f"{path} is neither a MAR, a SphereAR, a KL-16, a FLUX-type, an S-VAE nor an"
-        " Inception checkpoint;"
-        f" its tensors are: {', '.join(list(tensors)[:8])}"
+        f" Inception checkpoint; its tensors are: {', '.join(list(tensors)[:8])}"
     )
 
 

@@ -56,8 +56,8 @@ def make_config(
     if options.heads is None and sizes["width"] % _HEAD_DIM:
         raise UserError(
             f"the file has width {sizes['width']}, and does not say its number of"
-            " heads, which is known for"
-            f" multiples of {_HEAD_DIM} only; give it with --heads N"
+            f" heads, which is known for multiples of {_HEAD_DIM} only; give it with"
+            " --heads N"
         )
     heads = sizes["width"] // _HEAD_DIM if options.heads is None else options.heads[0]
     respacing = f"flow{steps}" if steps.isdecimal() else steps

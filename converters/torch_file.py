@@ -93,7 +93,7 @@ def open_checkpoint(path: str | os.PathLike) -> Any:
             return _open_old(path, file) if old else _open_zip(path, file)
     except UserError:
         raise
-    # Zipfile, pickle and what a damaged file calls with wrong arguments raise many.
+    # `zipfile`, `pickle` and what a damaged file calls with wrong arguments raise many.
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         raise UserError(
@@ -185,8 +185,8 @@ class _Unpickler(pickle.Unpickler):
         if (known := self._names.get(f"{module}.{name}")) is None:
             raise UserError(
                 f"{self._path} asks for {module}.{name}, which is not among the few"
-                " names that a checkpoint"
-                " may use; re-save it with tensors and plain containers only"
+                " names that a checkpoint may use; re-save it with tensors and plain"
+                " containers only"
             )
         return known
 

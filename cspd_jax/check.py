@@ -70,8 +70,7 @@ def check_draft(target: Any, draft: Any) -> None:
         if have != want:
             raise UserError(
                 f"the draft does not fit the target: it has {meaning.format(have)}, the"
-                " target"
-                f" {meaning.format(want)}"
+                f" target {meaning.format(want)}"
             )
 
 
@@ -103,8 +102,7 @@ def check_vocabularies(target: Any, draft: Any) -> None:
         return
     raise UserError(
         f"the vocabularies differ: {target.name} has {t.known_ids} ids and {draft.name}"
-        f" {d.known_ids}, which"
-        " is more than padding; a draft needs the target's tokens"
+        f" {d.known_ids}, which is more than padding; a draft needs the target's tokens"
     )
 
 

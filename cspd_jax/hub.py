@@ -261,8 +261,7 @@ def fetch(
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
             f"{name} at revision {revision or 'main'} could not be fetched ({reason});"
-            " check the connection,"
-            " or give the path of a file or folder you have"
+            " check the connection, or give the path of a file or folder you have"
         ) from error
 
 

@@ -105,7 +105,7 @@ class Info:
 
     @property
     def why(self) -> str:
-        """Says why they have it, or why not."""
+        """Says why the rows have the target's own distribution, or why not."""
         return self._found.why
 
     @property

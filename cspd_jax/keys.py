@@ -52,8 +52,7 @@ def as_typed(key: Array) -> Array:
         if (found := str(jax.random.key_impl(key))) != _GENERATOR:
             raise UserError(
                 f"key is of the generator {found}, with which rows of a batch are not"
-                " independent; make it by"
-                f" jax.random.key(seed, impl={_GENERATOR!r})"
+                f" independent; make it by jax.random.key(seed, impl={_GENERATOR!r})"
             )
         return key
     if is_key or dtype != jnp.uint32 or not key.ndim:
@@ -67,8 +66,7 @@ def as_typed(key: Array) -> Array:
     except TypeError:
         raise UserError(
             f"key is uint32 {list(key.shape)}, which is no key of {_GENERATOR}; make it"
-            " by"
-            f" jax.random.key(seed, impl={_GENERATOR!r})"
+            f" by jax.random.key(seed, impl={_GENERATOR!r})"
         ) from None
 
 

@@ -14,9 +14,8 @@ from cspd_jax.check import UserError
 from cspd_jax.models import TextModel
 
 Array = jax.Array
-Model: TypeAlias = (
-    "TextModel | tuple[Any, Any]"  # a loaded model, or a pair (network, params)
-)
+# A loaded model, or a pair (network, params).
+Model: TypeAlias = TextModel | tuple[Any, Any]
 
 
 class LanguageModelConfig(Protocol):
@@ -255,9 +254,8 @@ def check_prompts(
     if longest + new > most:
         raise UserError(
             f"a prompt of {longest} tokens and {new} new ones are more than the {most}"
-            " positions that the"
-            " model was made for; shorten the prompt, or ask for fewer new tokens"
-            " (--new-tokens)"
+            " positions that the model was made for; shorten the prompt, or ask for"
+            " fewer new tokens (--new-tokens)"
         )
     if lengths is not None and (not len(lengths) or lengths.min() < shortest):
         raise UserError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -75,6 +75,15 @@ def fastest_of(seconds: Mapping[str, float], plain: str) -> str:
     return min(
         seconds, key=lambda name: seconds[name] * (1.0 if name == plain else _HANDICAP)
     )
+
+
+def named(methods: Sequence[Any], name: Callable[[Any], str]) -> dict[str, Any]:
+    """Returns the methods by their names, of which no two may have one."""
+    found = {name(method): method for method in methods}
+    if len(found) < len(methods):
+        names = ", ".join(map(name, methods))
+        raise UserError(f"two of the methods have one name: {names}")
+    return found
 
 
 def choose(

@@ -59,8 +59,7 @@ def make_mesh(
         axes = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise UserError(
             f"mesh {axes} is of {wanted} devices, but there are {len(devices)}; the"
-            " sizes multiplied must be"
-            " that number"
+            " sizes multiplied must be that number"
         )
     shape = (sizes[DATA], sizes[MODEL])
     return jax.make_mesh(

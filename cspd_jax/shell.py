@@ -1,5 +1,5 @@
 """The loop around an algorithm: all rounds in one program, or round by round, with a
-bar, or spread over a mesh. It knows nothing of what is generated."""
+bar, or spread over a mesh. It knows nothing of how they are generated."""
 
 from __future__ import annotations
 

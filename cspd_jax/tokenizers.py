@@ -72,8 +72,7 @@ class FileTokenizer:
         if ids and max(ids) >= self._known_ids:
             raise UserError(
                 f"{self._path} gives id {max(ids)}, but the model has {self._known_ids}"
-                " ids: this tokenizer"
-                " is not the model's"
+                " ids: this tokenizer is not the model's"
             )
         return ids
 

@@ -68,10 +68,9 @@ def one_draw(key: jax.Array, mistake: str = "") -> jax.Array:
     return coupled.value
 
 
-# 2. A chain of denoising steps, as in the head of an image model. The data are N(0.7,
-# 0.3^2), of which the
-#    best eps is known; then each step is linear in the state, and so the law of the
-#    token is known, too.
+# 2. A chain of denoising steps, as in the head of an image model. The data are
+# N(0.7, 0.3^2), of which the best eps is known; then each step is linear in the state,
+# and so the law of the token is known, too.
 
 SPEC = "ddim20"
 MEAN = 0.7

@@ -159,8 +159,7 @@ def main(folder: Path) -> int:
             failures += len(bad)
             print(
                 f"{name:16} {group:31} {len(cases):4} cases, {len(bad)} beyond"
-                " tolerance; nearest: "
-                f"{what} {error:.1e} (tolerance {bound:.1e})"
+                f" tolerance; nearest: {what} {error:.1e} (tolerance {bound:.1e})"
             )
     return 1 if failures else 0
 

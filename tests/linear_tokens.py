@@ -32,9 +32,8 @@ class LinearTokens:
     variance: float = 0.09
     narrower: float = 0.0
     num_classes: int = 2
-    variant: str = (
-        ""  # another one is compiled anew: for a sampler whose parts were replaced
-    )
+    # Another one is compiled anew: for a sampler whose parts were replaced.
+    variant: str = ""
 
     @property
     def respacing(self):

@@ -1,8 +1,8 @@
 """The tiny NextStep-1 model whose numbers were recorded, as a Hugging Face folder and
 as a model.
 
-python tests/nextstep_tiny.py FOLDER    # with a tokenizer of three words and an
-autoencoder; all of it random
+    # With a tokenizer of three words and an autoencoder; all of it random.
+    python tests/nextstep_tiny.py FOLDER
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
     "In 2024, 1,234 naïve café-goers paid €56.78 — 日本語 too! 🙂\r\n\n\t"
-    "It's what they'll "
-    " do.   ",
+    "It's what they'll  do.   ",
 )
 LONG = chat("Explain how a bicycle stays upright.")  # continued by LONG_TOKENS
 LONG_TOKENS = 256

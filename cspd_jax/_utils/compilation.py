@@ -26,8 +26,8 @@ _asked = {"device_loops": False}
 
 
 def device_loops(on: bool) -> None:
-    """Has a GPU run the loops of programs that this library compiles from now on, or
-    the host (the default).
+    """From now on a GPU runs the loops of this library's programs by itself; off, the
+    host does, as by default.
 
     What is drawn is the same. No GPU has been measured with it yet.
     """
@@ -35,6 +35,7 @@ def device_loops(on: bool) -> None:
 
 
 def has_device_loops() -> bool:
+    """Says whether loops of the device are asked for."""
     return _asked["device_loops"]
 
 
@@ -46,9 +47,8 @@ def outermost_jit(function: Function, **how: Any) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        # as everything is while something is traced
-        traced = isinstance(jnp.zeros(()), jax.core.Tracer)
-        if traced or not has_device_loops():
+        # While something is traced, every new array is a tracer.
+        if not has_device_loops() or isinstance(jnp.zeros(()), jax.core.Tracer):
             return inside(*args, **named)
         try:
             return alone(*args, **named)

@@ -39,9 +39,8 @@ def files_in(
     """Returns the files in a folder, and in those below it, whose names end so; none is
     hidden."""
 
-    def refuse(
-        error: OSError,
-    ) -> None:  # without it, folders that cannot be read would be left out
+    # Without it, folders that cannot be read would be left out.
+    def refuse(error: OSError) -> None:
         raise error
 
     found = []

@@ -67,8 +67,7 @@ def map_chunks(function: Callable[..., Any], most: int, *arrays: Array) -> Any:
     what is in between fits into memory.
 
     arrays: [N, ...]. The function's results are a pytree of arrays [N, ...], whose rows
-        do not depend on each
-    other.
+        do not depend on each other.
     """
     count = arrays[0].shape[0]
     if count <= most:

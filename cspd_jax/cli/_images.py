@@ -180,7 +180,7 @@ def request_of(
     method = _method_of(args, model)
     if args.window and args.denoise != "speculative":
         raise UserError("--window goes with --denoise speculative")
-    # Of the released runner.
+    # The released runner has no final noise.
     noise = {"final_noise": False} if method.needs_final_noise is False else {}
     options = from_flags(
         image.Options,
@@ -259,7 +259,7 @@ def _read(file: str | Path, model: ImageModel, mode: str) -> np.ndarray:
     """Reads a picture, cut and scaled to the model's size, as uint8 [H, W, C]."""
     height, width = size_of(model)
     with Image.open(file, formats=("PNG", "JPEG")) as opened:
-        # As its camera says that it is looked at.
+        # Turned as the camera says.
         picture = ImageOps.exif_transpose(opened).convert(mode)
     fitted = ImageOps.fit(picture, (width, height), Image.Resampling.LANCZOS)
     return np.asarray(fitted, np.uint8).reshape(height, width, -1)

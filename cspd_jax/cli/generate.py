@@ -137,8 +137,7 @@ def _save(
     if not finite.any():
         raise UserError(
             "every image came out as NaN or infinity, so nothing was written: the model"
-            " diverged; try a"
-            " lower --temperature or --cfg"
+            " diverged; try a lower --temperature or --cfg"
         )
     arrays = {
         "labels": labels,

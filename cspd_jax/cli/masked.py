@@ -75,7 +75,13 @@ def run(args: argparse.Namespace) -> None:
         return [list(itertools.takewhile(goes_on, row)) for row in tokens.tolist()]
 
     _texts.run(
-        args, tokenizer, ways, masked.generate, rows, method=way.name, way=reported(way)
+        args,
+        tokenizer,
+        ways,
+        masked.generate,
+        rows,
+        method=way.name,
+        speculation=reported(way),
     )
 
 

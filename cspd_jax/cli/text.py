@@ -14,7 +14,7 @@ from typing import Any
 
 from cspd_jax import hub, text
 from cspd_jax._utils.options import reported
-from cspd_jax.check import UserError, check_vocabularies
+from cspd_jax.check import check_vocabularies
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, chosen, from_flags
 from cspd_jax.keys import seed_key
@@ -115,7 +115,7 @@ def default_draft(target: TextModel) -> str:
 
 
 def load_drafter(name: str, target: TextModel, dtype: str) -> Any:
-    """Returns what `text.generate` takes for a drafter of this name."""
+    """Returns what `text.Speculation` and `text.Tree` take as a draft of this name."""
     if name == "lookup":
         return text.PromptLookup()
     if name in ("int8", "int4"):
@@ -136,10 +136,6 @@ def _method(
     if args.method != "tree":
         return from_flags(
             text.Speculation, args, draft=draft, gamma=gamma or args.gamma
-        )
-    if isinstance(draft, text.PromptLookup):
-        raise UserError(
-            "look-up makes no trees; give a model as --draft with --method tree"
         )
     return text.Tree(draft)
 

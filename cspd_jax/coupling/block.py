@@ -112,8 +112,8 @@ def verify_gaussian_block(
 ) -> VerifiedPath:
     """Verifies M drafted transitions as one block.
 
-    p, q: of each transition [M, d], given the drafts before it. drafts: [M, d], the
-        i-th from q's row i.
+    p, q: of each transition [M, d], given the drafts before it.
+    drafts: [M, d], the i-th from q's row i.
     valid: [M] the drafts that there are (all); the block is of these, and counts the
         others as kept.
     max_trials: of a coin, after which it is given up.
@@ -150,7 +150,7 @@ def _verify(
     key_choice, key_trials = jax.random.split(key)
     log_pi = prefix_log_pi(jnp.where(valid, log_ratio(p, q, drafts), 0))
     bound = jax.vmap(envelope)(p, q)
-    # Of an infinite one proposals come from p, which is right too.
+    # Where the bound is infinite, proposals come from p, which is right too.
     finite = ~jnp.isnan(bound.mean)
     weights = jnp.where(finite, jnp.minimum(bound.mean, 1), 1)
     u = unit_interval(

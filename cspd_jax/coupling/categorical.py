@@ -28,7 +28,8 @@ def couple_categorical(key: Array, log_p: Array, log_q: Array, draft: Array) -> 
     """Returns an index drawn from p: the draft (drawn from q) with probability min(1, p
     / q), else from the residual.
 
-    log_p, log_q: [V] log probabilities; -inf is a probability of zero. draft: [] int.
+    log_p, log_q: [V] log probabilities; -inf is a probability of zero.
+    draft: [] int.
     """
     chex.assert_rank([log_p, log_q], 1)
     log_p = normalised(log_p)

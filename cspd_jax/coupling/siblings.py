@@ -77,11 +77,10 @@ def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Si
     """Returns an index drawn from p: the first of the drafts that is accepted, or a
     draw from the last residual.
 
-    log_p, log_q: [V] log probabilities; -inf is a probability of zero. drafts: [k] int,
-        in the order in which
-    they were drawn from q without replacement. A draft that could not be drawn any
-    more, because q or what the drafts before it left of q gives it nothing, counts as
-    not there: q may have fewer than k ids.
+    log_p, log_q: [V] log probabilities; -inf is a probability of zero.
+    drafts: [k] int, in the order in which they were drawn from q without replacement. A
+        draft that could not be drawn any more, because q or what the drafts before it
+        left of q gives it nothing, counts as not there: q may have fewer than k ids.
     """
     for_tests, for_value = jax.random.split(key)
     u = uniform(for_tests, drafts.shape, jnp.result_type(jnp.float32, log_p, log_q))

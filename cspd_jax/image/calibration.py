@@ -86,8 +86,7 @@ def measure(model: ImageModel, options: Options) -> NoiseCorrected:
     if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found)):
         raise UserError(
             "the chains that the drafter is fitted to came out as NaN or infinity: the"
-            " model diverged; try a"
-            " lower temperature or cfg, or steps ddim100"
+            " model diverged; try a lower temperature or cfg, or steps ddim100"
         )
     return found
 

@@ -163,9 +163,9 @@ def speculate_chain(
     """Does what `sample_chain` does, with the same distribution and fewer head calls in
     sequence, which leave finished rows out, in at most three sizes.
 
-    active: [R] rows that count (all). begun: where the rows are that are on their way
-        already, and the guess
-    there. trajectory: keep the path.
+    active: [R] rows that count (all).
+    begun: where the rows are that are on their way already, and the guess there.
+    trajectory: keep the path.
     """
     inputs, chain = begin(chains, random, drafter, active, begun)
     if trajectory:

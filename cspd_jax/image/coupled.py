@@ -37,10 +37,8 @@ class CoupledCriterion(PathCriterion):
     name: ClassVar[str] = "coupled"
     why: ClassVar[str] = (
         "every drafted path is coupled with the law that the drafts before it give it,"
-        " and has exactly this"
-        " law from then on; a token is final when all before it are, and has the"
-        " distribution of the plain"
-        " sampler"
+        " and has exactly this law from then on; a token is final when all before it"
+        " are, and has the distribution of the plain sampler"
     )
 
     def coins(self, keys: Array, tokens: int) -> Array:

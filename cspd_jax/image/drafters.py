@@ -135,9 +135,11 @@ class NoiseCorrected(NamedTuple):
         """Draws a window at once, as the noise alone says where x_0-hat moves: the
         states [M, R, d], and the distributions that they were drawn from.
 
-        c: [T]. steps: [M, R], falling by one until they stay at 0; what is drafted
-            there again is not used.
-        guess, x: before the first of them. noise: [M, R, d], standard normal.
+        c: [T].
+        steps: [M, R], falling by one until they stay at 0; what is drafted there again
+            is not used.
+        guess, x: before the first of them.
+        noise: [M, R, d], standard normal.
         log_scale: [], added to log variances.
         """
         at = at_steps(c, steps)

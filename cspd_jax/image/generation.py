@@ -202,8 +202,7 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
         if method.name != "plain":
             raise UserError(
                 f"the method {method.name} does not go with a causal model, whose"
-                " tokens come one by one; use"
-                " plain, with denoise speculative"
+                " tokens come one by one; use plain, with denoise speculative"
             )
         if options.shortcuts or isinstance(options.order, Spread):
             raise UserError(
@@ -214,8 +213,7 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
         told = "needs" if noise else "cannot have"
         raise UserError(
             f"the criterion {method.criterion_name} {told} noise in the last denoising"
-            " step; set final_noise"
-            f" (--final-noise) {'on' if noise else 'off'}"
+            f" step; set final_noise (--final-noise) {'on' if noise else 'off'}"
         )
     if noise is False and options.denoise != "plain":
         raise UserError("the released runner denoises step by step; use denoise plain")
@@ -224,8 +222,7 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
     ):
         raise UserError(
             "annealing and the checkerboard are shortcuts of the plain sampler, and"
-            " annealing denoises"
-            " step by step; leave them out"
+            " annealing denoises step by step; leave them out"
         )
     if np.ndim(options.cfg) and np.shape(options.cfg) != (images,):
         raise UserError(

@@ -60,17 +60,15 @@ def of_every_image(
     if mask.dtype != bool or mask.shape not in ((length,), (images, length)):
         raise UserError(
             f"the mask of known tokens is {mask.dtype} {list(mask.shape)}; it must be"
-            " bool"
-            f" [{images}, {length}], or [{length}] for all images"
+            f" bool [{images}, {length}], or [{length}] for all images"
         )
     mask = np.broadcast_to(mask, (images, length))
     tokens = np.broadcast_to(tokens, (images, length, dim))
     if causal and (mask != (np.arange(length) < np.sum(mask, axis=1)[:, None])).any():
         raise UserError(
             "a causal model draws each token given those before it, row by row, so only"
-            " the first tokens of"
-            " an image can be kept (--keep top-half, for example): it knows nothing of"
-            " what comes later"
+            " the first tokens of an image can be kept (--keep top-half, for example):"
+            " it knows nothing of what comes later"
         )
     return Known(
         jnp.where(mask[..., None], jnp.asarray(tokens, jnp.float32), 0),

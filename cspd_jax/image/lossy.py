@@ -56,8 +56,7 @@ class Annealing:
         """Says why it is lossy, in one clause."""
         return (
             f"denoising steps are annealed from {self.first} to {self.last} along the"
-            " AR steps (DiSA), which"
-            " is another distribution than the plain sampler's"
+            " AR steps (DiSA), which is another distribution than the plain sampler's"
         )
 
 
@@ -73,8 +72,7 @@ def _of_kind(respacing: str, steps: int) -> str:
     if not respacing.strip().isdecimal():
         raise UserError(
             f"annealing has no schedules of the kind of {respacing!r:.40}; it goes with"
-            " a respacing such as"
-            " 100 or ddim100"
+            " a respacing such as 100 or ddim100"
         )
     return str(steps)
 
@@ -88,7 +86,7 @@ class Checkerboard:
         all, independently of one another.
     """
 
-    last_steps: int = dataclasses.field(default=1, metadata={"report": "rest"})
+    last_steps: int = 1
 
     def first(self, length: int) -> int:
         """Returns how many tokens have the first colour."""
@@ -105,8 +103,7 @@ class Checkerboard:
         if num_iter <= self.last_steps:
             raise UserError(
                 f"num_iter is {num_iter}, and the last {self.last_steps} AR steps"
-                " complete the checkerboard;"
-                f" it must be at least {self.last_steps + 1}"
+                f" complete the checkerboard; it must be at least {self.last_steps + 1}"
             )
         first = self.first(length)
         stages = (
@@ -135,8 +132,7 @@ class Checkerboard:
         steps = "one AR step" if self.last_steps == 1 else f"{self.last_steps} AR steps"
         return (
             f"one colour of a checkerboard is drawn first and the other in {steps}"
-            " (GtR), which is another"
-            " distribution than the plain sampler's"
+            " (GtR), which is another distribution than the plain sampler's"
         )
 
 

@@ -114,14 +114,12 @@ class Plain(Method):
             return Exactness(
                 True,
                 "the plain sampler is the reference itself: every token is drawn from"
-                " the target's own"
-                " distribution",
+                " the target's own distribution",
             )
         return Exactness(
             True,
             "every denoising step is an accepted draft or a draw from the residual;"
-            " together they have the"
-            " target's own distribution",
+            " together they have the target's own distribution",
         )
 
 
@@ -211,8 +209,7 @@ class SelfSpeculation(_Rounds):
     draft_cost: float | None = option(
         None,
         "the cost of a drafted AR step as a share of a target's; with it each image"
-        " drafts as many as pay off"
-        " at its acceptance so far",
+        " drafts as many as pay off at its acceptance so far",
         flags=("--draft-cost",),
         type=float,
     )
@@ -226,8 +223,7 @@ class SelfSpeculation(_Rounds):
     coupled: bool = option(
         False,
         "on or off: what lies behind a rejected draft is kept, with a new law, in place"
-        " of being dropped:"
-        " fewer rounds where many are drafted (off)",
+        " of being dropped: fewer rounds where many are drafted (off)",
         flags=("--coupled",),
         type=bool,
         metavar="on|off",
@@ -282,9 +278,8 @@ class Released(Method):
     name: ClassVar[str] = "draft"
     needs_final_noise: ClassVar[bool | None] = False
     criterion_name: ClassVar[str | None] = "released"
-    ahead: ClassVar[int] = (
-        1  # marks of a token say whether it stayed, not how far it was drafted ahead
-    )
+    # Marks of a token say whether it stayed, not how far it was drafted ahead.
+    ahead: ClassVar[int] = 1
 
     @property
     def draft_model(self) -> ImageModel:
@@ -316,9 +311,8 @@ class Released(Method):
         return Exactness(
             False,
             "the released runner judges drafts in the context before their block, keeps"
-            " what follows a"
-            " rejection, and widens its test: its images do not have the target's"
-            " distribution",
+            " what follows a rejection, and widens its test: its images do not have the"
+            " target's distribution",
         )
 
     def describe(self) -> dict[str, Any]:

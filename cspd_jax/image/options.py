@@ -30,8 +30,7 @@ class Options:
     denoise: ChainSpeculation | str = option(
         "plain",
         "plain: denoising steps one at a time; speculative: drafted and verified"
-        " together, with the same"
-        " distribution",
+        " together, with the same distribution",
         static=True,
         flags=("--denoise",),
         choices=("plain", "speculative"),
@@ -71,8 +70,8 @@ class Options:
     final_noise: bool = option(
         True,
         "noise in the last denoising step, of standard deviation 0.006, without which"
-        " the steps of drafts"
-        " cannot be verified; off is MAR's own sampler (default: on; a flow has none)",
+        " the steps of drafts cannot be verified; off is MAR's own sampler (default:"
+        " on; a flow has none)",
         static=True,
         flags=("--final-noise",),
         type=bool,
@@ -95,8 +94,7 @@ class Options:
     order: Checkerboard | Raster | Spread | None = option(
         None,
         "in which tokens are revealed; spread: each far from the last eight, another"
-        " distribution (default:"
-        " at random, as MAR does)",
+        " distribution (default: at random, as MAR does)",
         static=True,
     )
     known: Known | None = option(

@@ -96,7 +96,7 @@ class Spread:
     last: how many of the tokens before it are kept away from.
     """
 
-    last: int = dataclasses.field(default=8, metadata={"report": "spread"})
+    last: int = 8
     name: ClassVar[str] = "spread"
 
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
@@ -115,9 +115,8 @@ class Spread:
         def reveal(
             state: tuple[Array, Array], step: Array
         ) -> tuple[tuple[Array, Array], Array]:
-            squares, hidden = (
-                state  # of the distances to the last ones, [last, L]; what is left, [L]
-            )
+            # Of the distances to the last ones, [last, L]; what is left, [L].
+            squares, hidden = state
             i = jnp.argmax(jnp.where(hidden, squares.min(axis=0), -1))
             to_it = (row - row[i]) ** 2 + (column - column[i]) ** 2
             return (squares.at[step % last].set(to_it), hidden.at[i].set(False)), i

@@ -101,16 +101,13 @@ class PaperCriterion:
             return Exactness(
                 False,
                 "the ratio of Eq. 5 has the factor Sigma, with which tokens do not have"
-                " the target's"
-                " distribution",
+                " the target's distribution",
             )
         return Exactness(
             True,
             "with Sigma = 1 and inner temperature 1, every token's last step is a"
-            " maximal coupling of target"
-            " and draft, after chains that each have their own distribution: together"
-            " that of the plain"
-            " sampler",
+            " maximal coupling of target and draft, after chains that each have their"
+            " own distribution: together that of the plain sampler",
         )
 
 

@@ -169,11 +169,9 @@ def check_vae(model: ImageModel, vae: VAE | None) -> None:
     if have != (wanted, model.config.latent_channels, model.config.vae_stride):
         raise UserError(
             f"the autoencoder {vae.name} does not fit {model.name}: it is"
-            f" {_NAMES[have[0]]} of {have[1]}"
-            f" channels, stride {have[2]}, and the model has the latents of"
-            f" {_NAMES[wanted]}:"
-            f" {model.config.latent_channels} channels, stride"
-            f" {model.config.vae_stride}"
+            f" {_NAMES[have[0]]} of {have[1]} channels, stride {have[2]}, and the model"
+            f" has the latents of {_NAMES[wanted]}: {model.config.latent_channels}"
+            f" channels, stride {model.config.vae_stride}"
         )
 
 

@@ -66,8 +66,8 @@ def bind(
     if longest + config.seq_len > config.lm.max_positions:
         raise UserError(
             f"a prompt of {longest} ids and {config.seq_len} tokens of an image are"
-            " more than the"
-            f" {config.lm.max_positions} positions that the model was made for"
+            f" more than the {config.lm.max_positions} positions that the model was"
+            " made for"
         )
     params = None
     if model.params is not None:

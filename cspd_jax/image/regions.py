@@ -59,8 +59,7 @@ def _inside(what: str, height: int, width: int) -> np.ndarray:
     else:
         raise UserError(
             f"what to keep is {shown(what)}; it is {', '.join(NAMES)}, a box"
-            " x0,y0,x1,y1, a share such as"
-            " 50%, or a mask"
+            " x0,y0,x1,y1, a share such as 50%, or a mask"
         )
     inside = np.zeros((height, width), bool)
     inside[y0:y1, x0:x1] = True

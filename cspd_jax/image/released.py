@@ -79,9 +79,7 @@ class RunnerOptions:
     gamma: int = 8
     prefill: float = 0.15
     inner_temperature: float = 42.0
-    max_resamples: int = dataclasses.field(
-        default=100, metadata={"report": "max_tries"}
-    )
+    max_resamples: int = 100
 
 
 class ScheduledStep(NamedTuple):
@@ -220,13 +218,14 @@ def propose(
     max_resamples: int,
     together: bool,
 ) -> Proposed:
-    """Proposals for a block with chain ends [B, W, ...], of which the tokens `real` [B,
-    W] count.
+    """Draws proposals for a block with chain ends [B, W, ...], of which the tokens
+    `real` [B, W] count.
 
-    draw: number of the try -> normals [B, W, d], uniforms [B, W]. A row makes no tries
-        without a rejection
-    and stops when each of its tokens was taken; `together`: when this is so for all
-    rows.
+    A row makes no tries without a rejection.
+
+    draw: number of the try -> normals [B, W, d], uniforms [B, W].
+    together: a row stops when each of its tokens was taken, or only when this is so for
+        all rows.
     """
 
     def any_of(condition: Array) -> Array:  # in a row, or all rows

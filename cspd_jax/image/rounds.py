@@ -297,10 +297,8 @@ class PathCriterion:
     name: ClassVar[str] = "path"
     why: ClassVar[str] = (
         "the denoising paths of all drafts are verified as one block, each token's in"
-        " its own context, and"
-        " the token in which it ends is continued by the target; together tokens have"
-        " the distribution of the"
-        " plain sampler"
+        " its own context, and the token in which it ends is continued by the target;"
+        " together tokens have the distribution of the plain sampler"
     )
 
     def draft_keys(self, inputs: Inputs, state: State) -> Array:

@@ -2,7 +2,7 @@
 after the other.
 
 The denoising chains of a group are run step by step, or with speculation along them
-(`chain.speculation`), which has the same distribution.
+(`chain.speculate_chain`), which has the same distribution.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def output(
         [group.start + group.size for group in bound.options.groups(length)]
     )
     begun = jnp.zeros(images, jnp.int32) if bound.kept is None else bound.kept.number
-    # In which a token was missing.
+    # Rounds in which a token was missing.
     rounds = jnp.sum(begun[:, None] < ends, axis=1, dtype=jnp.int32)
     marks = jnp.zeros((images, length), jnp.int8)
     return Made(

@@ -50,9 +50,8 @@ def fitted(
     if set(moves) <= {BEYOND}:
         raise UserError(
             f"after the {len(prompts)} prompts none of {len(moves)} moves that follow"
-            " another was among those"
-            " drafted one move earlier; a table needs more prompts, more places, or a"
-            " trained model"
+            " another was among those drafted one move earlier; a table needs more"
+            " prompts, more places, or a trained model"
         )
     return {count: fit(runs, count) for count in counts}
 

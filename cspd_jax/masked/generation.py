@@ -28,7 +28,7 @@ from cspd_jax.masked.options import Method, Options, Schedule, SelfSpeculation, 
 from cspd_jax.masked.sets import MoveSets, chosen, prefixes, tables_of
 from cspd_jax.masked.speculative import MaskedState, Speculation
 from cspd_jax.masked.stepwise import Steps, StepState
-from cspd_jax.measure import Choice, choose
+from cspd_jax.measure import Choice, choose, named
 from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
@@ -188,7 +188,7 @@ def prepare(
     batch = len(prompts.lengths)
     if _is_zero(options.place_temperature):
         options = dataclasses.replace(options, place_temperature=None)
-    # Dream's schedule knows no blocks
+    # Dream's schedule knows no blocks.
     if isinstance(method, Schedule) and config.shifted:
         options = dataclasses.replace(options, block=options.max_new_tokens)
     keys = (
@@ -218,9 +218,8 @@ def _draws(key: Array | None, options: Options) -> bool:
     drawn_places = options.place_temperature is not None
     if drawn_places and options.confidence in ("clean", "random"):
         raise UserError(
-            "place_temperature is for confidence 'probability', 'margin' and 'entropy',"
-            " not"
-            f" {options.confidence!r}"
+            "place_temperature is for confidence 'probability', 'margin' and"
+            f" 'entropy', not {options.confidence!r}"
         )
     draws = (
         drawn_places
@@ -250,9 +249,8 @@ def _speculation(
     if canvas.keys is not None:
         raise UserError(
             "texts are for temperature 0: above it the noise of a step decides which"
-            " moves come, and a table"
-            " that knows no steps drafts badly; leave texts out, for the chain of"
-            " prefixes"
+            " moves come, and a table that knows no steps drafts badly; leave texts"
+            " out, for the chain of prefixes"
         )
     sets = method.texts
     if not isinstance(sets, MoveSets):
@@ -304,7 +302,12 @@ def fastest(
     """
     request = Request(key, model, prompts, Stepwise(), options)
     ways = {"stepwise": request}
-    ways |= {_name(method): request._replace(method=method) for method in methods}
+    for method in methods:
+        check_method(method, (SelfSpeculation, Stepwise))
+    ways |= {
+        name: request._replace(method=method)
+        for name, method in named(methods, _name).items()
+    }
     for way in ways.values():
         prepare(*way)
     whole_blocks = max(options.block, pilot // options.block * options.block)

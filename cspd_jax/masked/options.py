@@ -53,10 +53,9 @@ class Options:
     confidence: str = option(
         "clean",
         "what makes a place the next one. clean: the probability of its token without"
-        " temperature, as in"
-        " LLaDA (default); probability, margin, entropy: of the distribution that the"
-        " token is drawn from, as"
-        " in Dream (maskgit_plus, topk_margin, entropy); random: random remasking",
+        " temperature, as in LLaDA (default); probability, margin, entropy: of the"
+        " distribution that the token is drawn from, as in Dream (maskgit_plus,"
+        " topk_margin, entropy); random: random remasking",
         static=True,
         flags=("--confidence",),
         choices=CONFIDENCES,
@@ -107,8 +106,7 @@ class SelfSpeculation:
     gamma: Array | int = option(
         4,
         "moves tested per pass of ssd (default: 4; in Python also one for each row);"
-        " more than there are"
-        " places to fill is the same as all of them",
+        " more than there are places to fill is the same as all of them",
         flags=("--gamma",),
         type=int,
         metavar="N",
@@ -121,8 +119,8 @@ class SelfSpeculation:
     texts: MoveSets | int | None = option(
         None,
         "texts read per pass: a chosen table in place of the chain of --gamma, from"
-        " those that cspd-jax"
-        " calibrate keeps beside the model, or else from the package's; greedy only",
+        " those that cspd-jax calibrate keeps beside the model, or else from the"
+        " package's; greedy only",
         flags=("--texts",),
         type=int,
         metavar="N",

@@ -62,9 +62,8 @@ class MoveSets:
             ):
                 raise UserError(
                     f"the text {list(text)} of a table of moves cannot be: its moves"
-                    " are (rank, token), from"
-                    " rank 1 on and each rank once, and a text before it has all of"
-                    " them but one"
+                    " are (rank, token), from rank 1 on and each rank once, and a text"
+                    " before it has all of them but one"
                 )
             known.add(text)
 

@@ -108,7 +108,7 @@ class MaskedState(NamedTuple):
     cache: None without a cache.
     order: [B, G] the step at which each place was filled.
     rounds: [B, G] the round in which each place was filled.
-    info: the sum of what happened so far.
+    counts: what happened so far.
     """
 
     text: Array
@@ -383,7 +383,7 @@ def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) ->
     `_after`."""
     sets = speculation.sets
     rows = jnp.arange(len(after))
-    # [R, K + 1] of which rank a move is read besides
+    # [R, K + 1]: of which rank a move is read besides.
     more = jnp.asarray(np.any(sets.after >= 0, axis=2))
     offers = jnp.any(more & moves.exists[:, None], axis=2)  # [B, R]
 

@@ -37,7 +37,7 @@ class StepState(NamedTuple):
     order: [B, G] the step at which each place was filled.
     step: [] steps taken.
     cache: None without a cache.
-    info: the sum of what happened so far.
+    counts: what happened so far.
     """
 
     text: Array

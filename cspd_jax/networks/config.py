@@ -221,8 +221,7 @@ class NextStepConfig:
         if self.positions and self.seq_len > self.position_side**2:
             raise UserError(
                 f"an image of {self.rows} x {self.columns} tokens is larger than the"
-                " model's table of"
-                f" {self.position_side}^2 places"
+                f" model's table of {self.position_side}^2 places"
             )
 
     @property

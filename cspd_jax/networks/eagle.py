@@ -117,10 +117,10 @@ class Eagle:
         """Returns the states [B, Q, D] after those given, at positions [B, Q], and the
         cache with them in it.
 
-        tokens: [B, Q] target's ids, each the one after its position. slots [B, Q]:
-            where they are stored;
-        without them, by their positions. visible [B or 1, Q, max_len] (bool): the slots
-        that each sees; without it, those up to its position.
+        tokens: [B, Q] target's ids, each the one after its position.
+        slots [B, Q]: where they are stored; without them, by their positions.
+        visible [B or 1, Q, max_len] (bool): the slots that each sees; without it, those
+            up to its position.
         """
         if visible is None:
             visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]

@@ -128,8 +128,8 @@ class FlowBlock(nn.Module):
 class FinalLayer(nn.Module):
     """Computes linear(LN(h) * (1 + scale) + shift).
 
-    name_of_modulation: of the layer that makes shift and scale; scale_first: in the
-        other order.
+    name_of_modulation: of the layer that makes shift and scale.
+    scale_first: in the other order.
     """
 
     out: int

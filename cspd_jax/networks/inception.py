@@ -312,11 +312,11 @@ def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
     """Resizes uint8 [N, H, W, 1 or 3] to [N, 299, 299, 3] in about [-1, 1]; grey
     becomes three channels.
 
-    tf1: pixel i of the result is read at i * (side / 299), between the two pixels
-        beside that place, and
-    becomes (x - 128) / 128. So do the TensorFlow graph, ADM's evaluator and
-    torch-fidelity. pytorch-fid: it is read at (i + 1/2) * (side / 299) - 1/2 and
-    becomes x / 127.5 - 1. Neither smooths before it makes an image smaller.
+    By "tf1", pixel i of the result is read at i * (side / 299), between the two pixels
+    beside that place, and becomes (x - 128) / 128. So do the TensorFlow graph, ADM's
+    evaluator and torch-fidelity. By "pytorch-fid" it is read at
+    (i + 1/2) * (side / 299) - 1/2 and becomes x / 127.5 - 1. Neither smooths before it
+    makes an image smaller.
     """
     x = images.astype(dtype)
     for axis in (2, 1):

@@ -35,7 +35,7 @@ def frequencies(config: LMConfig) -> np.ndarray:
     if config.rope_scaling == "linear":
         return slowed
     # llama3: the number of turns that a pair makes over the original length determines
-    #     how much it is slowed.
+    # how much it is slowed.
     turns = config.rope_original_positions * plain / (2 * math.pi)
     low = config.rope_low_frequency
     high = config.rope_high_frequency
@@ -156,7 +156,7 @@ def _attend_by_head(qkv: Array, visible: Array | None, rows: Array | None) -> Ar
 def _attend_in_place(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
     """Computes the same: the products read their part of qkv where it lies, and the
     softmax is one kernel."""
-    # Or it is written in three parts, each transposed.
+    # Without the barrier it is written in three parts, each transposed.
     qkv = jax.lax.optimization_barrier(qkv)
     q, k, v = (qkv[:, :, i] for i in range(3))
     if rows is not None:

@@ -369,7 +369,8 @@ class LM:
         for the tokens at positions 0..max_len - 1 alone, of which there must be at most
         `size`. For the others it is zeros.
 
-        read: from logits [1, size, V] to [1, size, ...]. entering: as in `apply`.
+        read: from logits [1, size, V] to [1, size, ...].
+        entering: as in `apply`.
         """
         packed = packing((positions >= 0) & (positions < cache.max_len), size)
         visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]

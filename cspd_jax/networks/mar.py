@@ -101,8 +101,7 @@ class Backbone(nn.Module):
         """Maps encoded [B, buffer + bucket, De], reveal [B, L] to z [B, Q, Dd].
 
         rows: [B, Q], the places in reveal order whose z is wanted (the last block
-            computes no others); None
-        is all.
+            computes no others); None is all.
         """
         batch, length = reveal.shape
         buffer = self.config.buffer_size

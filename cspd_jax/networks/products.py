@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from cspd_jax.networks.quantised import Quantised
 
 Array = jax.Array
-# weights: a megabyte in float32; with smaller matrices the other way is faster
+# Weights: a megabyte in float32; with smaller matrices the other way is faster.
 _LARGE = 2**18
 
 

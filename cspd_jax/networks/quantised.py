@@ -39,9 +39,9 @@ class Quantised:
     filled up with zeros).
 
     codes: int8, with [groups, members] in place of the axis; in 4 bits each holds two
-        members, the lower half
-    of it one of the group's first half and the upper half one of the second. scales:
-    float32, members = 1.
+        members, the lower half of it one of the group's first half and the upper half
+        one of the second.
+    scales: float32, members = 1.
     """
 
     codes: Array

@@ -222,8 +222,7 @@ def sample(
     of those given.
 
     draws: [...], of Beta(kappa + (m - 1) / 2, (m - 1) / 2), and normal ones [..., m -
-        1], of which only the
-    direction counts.
+        1], of which only the direction counts.
     """
     mu, kappa = posterior
     beta = (mu.shape[-1] - 1) / 2

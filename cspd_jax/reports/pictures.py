@@ -76,8 +76,7 @@ def acceptance_maps(
     single images.
 
     tested, accepted: [N, L] bool, tokens in row-major order. A token that was never a
-        tested draft (it came
-    from the target) is white.
+        tested draft (it came from the target) is white.
     captions: of the images, of which some are shown.
     """
     length = tested.shape[1]

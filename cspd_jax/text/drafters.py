@@ -109,7 +109,7 @@ class Drafting(NamedTuple):
     params: Any
 
 
-DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `generate`
+DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `Speculation`
 
 
 def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
@@ -123,7 +123,7 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
     if not isinstance(drafter, Drafting):
         network, params = bound(cast(Model, drafter))
         drafter = Drafting(ModelDrafter(network), params)
-    # Of one that draws from a model.
+    # The network of a drafter that draws from a model.
     network = getattr(drafter.drafter, "network", None)
     if network is not None and not network.config.causal:
         raise UserError(

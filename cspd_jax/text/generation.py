@@ -23,7 +23,7 @@ from cspd_jax.language_models import (
     check_prompts,
     concrete,
 )
-from cspd_jax.measure import Choice, choose
+from cspd_jax.measure import Choice, choose, named
 from cspd_jax.parallel import common_mesh
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import rounds
@@ -328,7 +328,10 @@ def fastest(
     """
     request = Request(key, model, prompts, Plain(), options)
     ways = {"plain": request}
-    ways |= {_name(method): request._replace(method=method) for method in methods}
+    ways |= {
+        name: request._replace(method=method)
+        for name, method in named(methods, _name).items()
+    }
     for way in ways.values():
         prepare(*way)
     limit = int(np.max(options.max_new_tokens))

@@ -12,10 +12,16 @@ import jax
 from cspd_jax._utils.options import documented, option
 from cspd_jax.check import UserError
 from cspd_jax.language_models import Model
-from cspd_jax.text.drafters import DrafterLike, Drafting, resolve_drafter
+from cspd_jax.text.drafters import (
+    DrafterLike,
+    Drafting,
+    PromptLookup,
+    resolve_drafter,
+)
 from cspd_jax.text.rules import RULES
 from cspd_jax.text.trees.drafter import draft_tree
 from cspd_jax.text.trees.head import head_tree
+from cspd_jax.text.trees.rounds import TREE_RULES
 
 Array = jax.Array
 _UNREPORTED = {"report": ""}
@@ -104,6 +110,11 @@ class Tree:
 
     def drafting(self) -> tuple[Any, Any]:
         """Returns the drafter and its parameters."""
+        if self.rule not in TREE_RULES:
+            names = ", ".join(TREE_RULES)
+            raise UserError(f"rule is {self.rule}; it must be one of {names}")
+        if isinstance(self.draft, PromptLookup):
+            raise UserError("look-up makes no trees; give a model as the draft")
         if isinstance(self.draft, Drafting):
             return tuple(head_tree(self.draft, self.widths))
         return tuple(draft_tree(self.draft, self.widths))

@@ -50,9 +50,8 @@ NONE, PLAIN, ACCEPTED, CORRECTED, BONUS = range(5)
 # accepted of this many.
 _PRIOR_ACCEPTED = 4.0
 _PRIOR_TESTED = 5.0
-_FEWEST_TOKENS = (
-    4  # of a packed pass; fewer take as long on a CPU, eight a fifth longer
-)
+# Of a packed pass; fewer take as long on a CPU, eight a fifth longer.
+_FEWEST_TOKENS = 4
 
 
 @jax.tree_util.register_dataclass

@@ -160,8 +160,8 @@ def make_text(
         ]
         target, draft = (info.calls[name].sequential for name in ("target", "draft"))
         counts = (
-            f"{len(parts)} tokens, {target} passes of the target and {draft} of"
-            " the draft"
+            f"{len(parts)} tokens, {target} passes of the target and {draft} of the"
+            " draft"
         )
         return [(tokenizer.decode(ids), None), *parts], counts
 

@@ -182,7 +182,7 @@ def test_flags_reach_the_sampler(run):
     report, _ = run(*PLAIN, *chains)
     assert report["options"]["denoise"] == {"window": 4}
     assert (
-        report["options"]["order"] == {"spread": 8}
+        report["options"]["order"] == {"last": 8}
         and report["chains"]["tested"] == 10 * 16 * 10
     )
     report, err = run(
@@ -191,7 +191,7 @@ def test_flags_reach_the_sampler(run):
     assert not report["exact"] and "(DiSA)" in err and "(GtR)" in err
     assert report["options"]["anneal"]["first"] == 10 and report["options"][
         "order"
-    ] == {"rest": 1}
+    ] == {"last_steps": 1}
     report, _ = run("--method", "self", *FAST, "--coupled", "on")
     assert report["exact"] and report["criterion"] == "coupled"
 

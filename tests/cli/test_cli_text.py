@@ -123,7 +123,7 @@ def test_masked_is_stepwise_decoding(folders, capsys, model, cached):
     assert (
         found["exact"]
         and found["options"]["cached"] == cached
-        and found["way"]["gamma"] == 3
+        and found["speculation"]["gamma"] == 3
     )
     passes = [
         sum(of["sequential"] for of in one["calls"].values())

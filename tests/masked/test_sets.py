@@ -99,7 +99,7 @@ def test_the_command(tmp_path, capsys):
     assert report["exact"] and report["compared_to_stepwise"]["identical_rows"] == 1
     rows = sum(calls["rows"] for calls in report["calls"].values())
     # The first pass reads one text.
-    assert report["way"]["texts"] == 8 and rows % 8 == 1
+    assert report["speculation"]["texts"] == 8 and rows % 8 == 1
     made = (folder / "moves.json").read_bytes()
     for words, sentence in (
         (

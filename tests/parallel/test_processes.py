@@ -23,12 +23,10 @@ GENERATE = shlex.split(
 TEXT = shlex.split("text --prompt import --prompt The --new-tokens 24 --json")
 SETTINGS = shlex.split(
     "model.seq_len=4 model.buffer_size=2 model.encoder_width=16 model.encoder_depth=1"
-    " model.encoder_heads=2"
-    " model.decoder_width=16 model.decoder_depth=1 model.decoder_heads=2"
-    " model.head_depth=1"
-    " model.head_width=16 model.respacing=ddim10 data.size=8 data.fonts=cmr10 copies=2"
-    " buckets=1 log_every=1"
-    " checkpoint_every=3 warmup=2 decay=2 steps=6 batch=8"
+    " model.encoder_heads=2 model.decoder_width=16 model.decoder_depth=1"
+    " model.decoder_heads=2 model.head_depth=1 model.head_width=16"
+    " model.respacing=ddim10 data.size=8 data.fonts=cmr10 copies=2 buckets=1"
+    " log_every=1 checkpoint_every=3 warmup=2 decay=2 steps=6 batch=8"
 )
 TRAIN = [
     "train",

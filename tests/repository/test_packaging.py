@@ -15,9 +15,8 @@ ROOT = Path(__file__).parents[2]
 # are.
 NOT_INSTALLED = (
     "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in"
-    " repr(f)];"
-    "import cspd_jax, cspd_jax.converters.source as s; cspd_jax.load('default');"
-    " print(s.__file__)"
+    " repr(f)];import cspd_jax, cspd_jax.converters.source as s;"
+    " cspd_jax.load('default'); print(s.__file__)"
 )
 
 

@@ -1,8 +1,7 @@
 """Each room of the house may only become smaller, counted in code.
 
-python tests/repository/test_size.py            # prints the rooms: tokens, what is
-recorded, the ceiling python tests/repository/test_size.py --write    # records what has
-become smaller
+    python tests/repository/test_size.py  # the rooms: tokens, recorded, ceiling
+    python tests/repository/test_size.py --write  # records what has become smaller
 
 A token is a name, a number, a string or a sign. Comments, docstrings, line ends and
 indentation are free, and a long name costs what a short one does.
@@ -120,8 +119,8 @@ def test_no_room_grows():
     ]
     advice = (
         "delete what nobody needs in the same room; if the growth is worth it, say so"
-        " in the pull request and"
-        " raise the number in tests/repository/size.json by hand"
+        " in the pull request and raise the number in tests/repository/size.json by"
+        " hand"
     )
     assert not grown, f"{'; '.join(grown)}: {advice}"
 

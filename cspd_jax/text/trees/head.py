@@ -110,7 +110,9 @@ def head_tree(drafter: Drafting, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
     """Makes a drafter of trees of one of chains, as `draft_from_states` returns it."""
     inner = drafter.drafter
     if not isinstance(inner, HeadDrafter):
-        raise UserError("head_tree goes with what draft_from_states returns")
+        raise UserError(
+            "a tree is drafted by a model, or by what draft_from_states returns"
+        )
     return Drafting(
         cast(Drafter, HeadTreeDrafter(inner.head, Tree(tuple(widths)))), drafter.params
     )

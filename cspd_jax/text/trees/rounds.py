@@ -48,7 +48,8 @@ from cspd_jax.text.trees.tree import Tree
 Array = jax.Array
 
 # A rule for trees is a function of (uniforms [k], log p [V], log q [V], drafts [k]) ->
-# (which draft is accepted, or k; the distributions): see `coupling.accept_sibling`.
+# (which draft is accepted, or k; the distributions): see
+# `coupling.siblings.accept_sibling`.
 Rule = Callable[[Array, Array, Array, Array], tuple[Array, SiblingDistributions]]
 TREE_RULES: dict[str, Rule] = {"tree": accept_sibling}
 

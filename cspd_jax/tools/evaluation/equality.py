@@ -35,7 +35,7 @@ def by_classifier(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
     held-out halves."""
     both = np.concatenate([x, y]).astype(np.float64)
     centred = both - both.mean(0)
-    # Then the smaller matrix is that of the rows.
+    # Wide: the smaller matrix is that of the rows.
     wide = centred.shape[0] < centred.shape[1]
     squares, axes = np.linalg.eigh(centred @ centred.T if wide else centred.T @ centred)
     axes = axes[:, -_COMPONENTS:]

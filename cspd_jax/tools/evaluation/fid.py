@@ -28,9 +28,7 @@ from cspd_jax.tools.evaluation.features import (
 
 SPLIT = 5000  # images of a split of the Inception score
 NEIGHBOURS = 3  # a ball of precision and recall reaches to this one
-MOST_NEIGHBOURS = (
-    50_000  # images of a set whose features are kept for precision and recall
-)
+MOST_NEIGHBOURS = 50_000  # images whose features are kept for precision and recall
 _MOST = 2**25  # distances at once
 
 

@@ -33,9 +33,7 @@ _ELASTIC = 0.5  # standard deviation of the displacement of the knots of a 4 x 4
 _BOLD = 0.25  # the mean of what is added to the stroke's half width
 _WEIGHT = 0.35  # the largest deviation from it
 _CONTRAST = 0.2  # how far ink and background may be from the ends of [-1, 1]
-_GRADIENT = (
-    0.1  # the largest difference of the background between the centre and an edge
-)
+_GRADIENT = 0.1  # the largest difference of the background from centre to edge
 _GRAIN = 0.02  # standard deviation of noise on every pixel
 
 

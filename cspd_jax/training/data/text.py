@@ -101,9 +101,8 @@ class Document(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def documents(root: pathlib.Path = STANDARD_LIBRARY) -> tuple[Document, ...]:
     """Reads the documents below `root`, sorted and without repeated passages."""
-    first: dict[
-        str, tuple[str, str]
-    ] = {}  # the words of a passage -> its first module, the passage
+    # The words of a passage -> its first module, the passage.
+    first: dict[str, tuple[str, str]] = {}
     for name, path in modules(root):
         for passage in passages(path):
             first.setdefault(" ".join(passage.split()), (name, passage))

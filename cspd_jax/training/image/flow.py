@@ -50,9 +50,11 @@ def flow_objective(
 ) -> Array:
     """Returns the loss of a batch, the squared error of the velocity.
 
-    tokens: [B, L, C] by position. labels: [B]. dropped: [B] bool, rows trained without
-        their label.
-    t: [M, B, L] times of M copies. noise: [M, B, L, C].
+    tokens: [B, L, C] by position.
+    labels: [B].
+    dropped: [B] bool, rows trained without their label.
+    t: [M, B, L] times of M copies.
+    noise: [M, B, L, C].
     """
     embedding = model.embed_class(params, labels, dropped)
     z = full_forward(model.config, params["backbone"], tokens, embedding, model.dtype)

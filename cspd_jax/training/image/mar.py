@@ -196,7 +196,9 @@ def contexts(
     """Returns the last Q tokens in reveal order, [B, Q, C], among them all unknown
     ones, and their z [B, Q, D].
 
-    tokens: [B, L, C] by position. labels: [B]. bucket: a static upper bound on n_known.
+    tokens: [B, L, C] by position.
+    labels: [B].
+    bucket: a static upper bound on n_known.
     """
     batch, length, _ = tokens.shape
     shown = length - draws.t.shape[-1]
@@ -310,8 +312,8 @@ def hints(z: Array, draws: Draws, contents: Array, kinds: int) -> Array:
     """Returns the mean cross-entropy of what unknown tokens show, as a fixed random
     matrix reads it from z.
 
-    z: [B, Q, D] of the last Q tokens in reveal order. contents: [B, L] by position,
-        each one of `kinds`.
+    z: [B, Q, D] of the last Q tokens in reveal order.
+    contents: [B, L] by position, each one of `kinds`.
     """
     shows = jnp.take_along_axis(contents, draws.reveal, axis=1)[:, -z.shape[1] :]
     read = jax.random.normal(seed_key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
