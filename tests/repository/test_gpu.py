@@ -117,7 +117,7 @@ def test_a_process_that_ends_costs_no_other_row(gpu, tmp_path, monkeypatch):
     file = tmp_path / "gpu.json"
     asked = []
 
-    def ends_once(command, check):
+    def ends_once(command, check, timeout):
         asked.append(command)
         row = {"what": "row", "error": gpu.gpu.ENDED}
         file.write_text(json.dumps([row]))
