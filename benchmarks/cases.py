@@ -258,7 +258,8 @@ def image_case(
     window: M of the chains; None is plain.
     gamma: groups drafted ahead; 0 is none.
     coupled: what lies behind a rejected draft is kept.
-    early: rounds accept what those at an image's first places did, which is less.
+    early: rounds accept what those at an image's first places did, which is less; so do
+        those of a toy, which has three places left.
     """
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}
     config = scale.of(presets[name])
@@ -298,7 +299,7 @@ def image_case(
             found["rounds"][way_name(gamma, coupled)],
             batch,
             noisy,
-            0 if early else LATE,
+            0 if early or scale.toy else LATE,
         )
         run = run_of(blocks, chains, scale.tokens, sizes, coupled)
         tokens = run.tokens
