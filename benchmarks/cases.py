@@ -258,8 +258,8 @@ def image_case(
     window: M of the chains; None is plain.
     gamma: groups drafted ahead; 0 is none.
     coupled: what lies behind a rejected draft is kept.
-    early: rounds accept what those at an image's first places did, which is less; so do
-        those of a toy, which has three places left.
+    early: rounds accept what those at an image's first places did, which is less. A
+        toy is always early, as only three places are left in it.
     """
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}
     config = scale.of(presets[name])

@@ -277,7 +277,7 @@ def measure(
                     run.add(case.about | {"error": ENDED})  # until it has not
             else:
                 call = case.prepare()
-            # an earlier XLA failed when the loops of a device ran for the second time
+            # An earlier XLA failed when the loops of a device ran for the second time.
             call()
             out = call()
             facts = {"tokens": case.tokens} | case.facts(out)

@@ -27,8 +27,8 @@ from cspd_jax import DEVICE_LOOPS
 
 # What the model of an H100's time assumes: fitted to four rows that an H200 measured
 # (gpu.json).
-LAUNCH = 1.15e-6  # seconds that each kernel takes besides its bytes and products
-ROOF = 1.2  # a kernel takes so many times what its bytes or products would take alone
+LAUNCH = 1.15e-6  # seconds of a kernel, on top of its bytes or products
+ROOF = 1.2  # what a kernel takes, as a multiple of its bytes or products alone
 HOST_READ = 50e-6  # seconds: the host waits for a condition and goes on
 BYTES = 3.0e12  # a second
 # Operations a second; products of float32 are of TensorFloat32, unless they are asked

@@ -1,5 +1,5 @@
-"""The one exception that means: the caller's input is wrong; and what two models must
-have in common."""
+"""The one exception that means: the caller's input is wrong; and checks that several
+rooms share, of methods, options and pairs of models."""
 
 from __future__ import annotations
 

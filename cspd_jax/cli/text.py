@@ -9,6 +9,7 @@ plain decoding.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from typing import Any
 
@@ -32,8 +33,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--draft",
         metavar="MODEL|int8|int4|lookup",
         help="another model, a head that reads the target's states (cspd-jax distill"
-        " --states), the target's"
-        " own weights in 8 or 4 bits, or copies from the text so far"
+        " --states), the target's own weights in 8 or 4 bits, or copies from the text"
+        " so far"
         " (default: text-default-draft for text-default, otherwise lookup)",
     )
     how = parser.add_argument_group("decoding")
@@ -86,7 +87,8 @@ def run(args: argparse.Namespace) -> None:
     request = text.Request(key, target, prompts, method, options)
     if args.method == "auto":
         gammas = {args.gamma or 4} if args.exact_bits else {2, args.gamma or 4}
-        tried = [_method(args, target, gamma) for gamma in sorted(gammas)]
+        assert isinstance(method, text.Speculation)
+        tried = [dataclasses.replace(method, gamma=gamma) for gamma in sorted(gammas)]
         request = chosen(text.fastest(key, target, prompts, tried, options))
     ways = {args.method: request}
     if compare and not isinstance(request.method, text.Plain):
@@ -127,16 +129,12 @@ def load_drafter(name: str, target: TextModel, dtype: str) -> Any:
     return draft
 
 
-def _method(
-    args: argparse.Namespace, target: TextModel, gamma: int | None = None
-) -> text.Method:
+def _method(args: argparse.Namespace, target: TextModel) -> text.Method:
     if args.method == "plain":
         return text.Plain()
     draft = load_drafter(args.draft, target, args.dtype)
     if args.method != "tree":
-        return from_flags(
-            text.Speculation, args, draft=draft, gamma=gamma or args.gamma
-        )
+        return from_flags(text.Speculation, args, draft=draft)
     return text.Tree(draft)
 
 

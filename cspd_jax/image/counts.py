@@ -30,7 +30,7 @@ class Made(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What images tell besides what all families do.
+    """What images tell beyond what all families do.
 
     marks: as of `Made`.
     chain_tested: [B] denoising steps that were tested drafts.
@@ -96,7 +96,8 @@ def of_chains(counts: Counts, images: int) -> Counts:
 
 
 def of_draft(counts: Counts) -> Counts:
-    """Makes counts those of the draft model, whose denoising steps nobody asks for."""
+    """Turns counts into the draft model's; the steps that were tested along its chains
+    are left out."""
     named = {f"draft {name}": counts.calls[name] for name in ("backbone", "head")}
     nothing = no_counts(len(counts.truncated))
     return with_calls(nothing._replace(truncated=counts.truncated), **named)
