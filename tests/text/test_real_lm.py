@@ -20,7 +20,7 @@ from cspd_jax import hub
 from cspd_jax.__main__ import main
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import quantise
-from cspd_jax.text import Options, PromptLookup, generate
+from cspd_jax.text import Options, PromptLookup, Speculation, generate
 from cspd_jax.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.real
@@ -161,9 +161,9 @@ def test_speculation_gives_the_same_greedy_tokens(model, recorded, plain, draft)
     params = model.params
     drafter = PromptLookup() if draft == "lookup" else (network, quantise(params, 8))
     prompt = recorded["long_ids"].tolist()
-    tokens, info = generate(
-        None, model, [prompt], drafter, Options(max_new_tokens=SHORT, stop_ids=())
-    )
+    method = Speculation(drafter)
+    options = Options(max_new_tokens=SHORT, stop_ids=())
+    tokens, info = generate(None, model, [prompt], method, options)
     found = np.asarray(tokens)[0, len(prompt) : len(prompt) + SHORT]
     print(f"{draft}: {SHORT / float(np.asarray(info.rounds)[0]):.2f} tokens per round")
     chex.assert_trees_all_equal(found, plain[:SHORT])
