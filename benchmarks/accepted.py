@@ -23,7 +23,7 @@ from toy import Parser, begin, load, say
 import cspd_jax
 from cspd_jax.image import chain as speculation
 from cspd_jax.image import rounds
-from cspd_jax.image.generation import resolve
+from cspd_jax.image.generation import prepare
 
 RECORDED = Path(__file__).parent / "results" / "accepted.json"
 PLACES = 96  # of an image, that tables are made for
@@ -64,13 +64,13 @@ def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[in
     rounds of which all drafts are inside the image."""
     model = load(name, toy)
     method = cspd_jax.SelfSpeculation(gamma, coupled=coupled)
-    options = resolve(model, method, cspd_jax.Options(**model.sampling), IMAGES)
-    labels = jnp.arange(IMAGES) % model.config.num_classes
+    options = cspd_jax.Options(**model.sampling)
+    labels = np.arange(IMAGES) % model.config.num_classes
     way = method.speculation(model.config.seq_len)
-    keys = cspd_jax.row_keys(jax.random.key(0), IMAGES)
-    inputs, state = rounds.begin(
-        model.network, model.params, keys, labels, options, speculation=way
-    )
+    batch = prepare(jax.random.key(0), model, labels, method, options)
+    begun = rounds.bound_rounds(batch, way)
+    inputs = begun.inputs
+    state = begun.begin()
 
     @jax.jit
     def run(state):

@@ -36,10 +36,12 @@ from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import rounds, sampler, state
 from cspd_jax.image.bound import bind
 from cspd_jax.image.chain import packed_sizes
+from cspd_jax.image.generation import resolve
 from cspd_jax.image.methods import SelfSpeculation
 from cspd_jax.image.options import Options
-from cspd_jax.image.order import Raster
+from cspd_jax.image.recipe import Batch
 from cspd_jax.masked import generation as masked_generation
+from cspd_jax.models import ImageModel
 from cspd_jax.networks import lm
 from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
@@ -270,14 +272,10 @@ def image_case(
     noisy = sampling_schedule(respacing).num_steps
     drafts = min(window or 0, noisy)
     options = Options(
-        num_iter=config.seq_len,
         respacing=respacing,
-        guided=guided,
         cfg=3.0 if guided else 1.0,
         denoise="plain" if window is None else cspd_jax.ChainSpeculation(drafts),
         final_noise=of_mar,
-        prefix_buckets=4 if of_mar and not scale.toy else 1,
-        order=None if of_mar else Raster(),
         cfg_schedule="linear" if of_mar else "constant",
     )
     found = recorded()
@@ -335,13 +333,9 @@ def image_case(
         dtype=dtype,
     )
     if gamma:
-        program = round_program(
-            network,
-            options,
-            first,
-            scale.tokens,
-            SelfSpeculation(gamma, coupled=coupled),
-        )
+        method = SelfSpeculation(gamma, coupled=coupled)
+        way = state.Speculation(method.criterion, gamma)  # as many as were recorded
+        program = round_program(network, options, first, scale.tokens, way)
     else:
         program = step_program(network, options, first, scale.tokens)
     named = (
@@ -350,51 +344,54 @@ def image_case(
     return Case(row, (config,), args, program, tokens, trips, named)
 
 
+def batch_of(model: ImageModel, options: Options, keys: Any, labels: Any) -> Batch:
+    """Returns images whose drafters of denoising steps are not calibrated."""
+    plain = cspd_jax.Plain()
+    recipe = resolve(model, plain, options, len(labels))
+    keys = jax.random.wrap_key_data(keys)
+    return Batch(model.network, plain, model.params, keys, labels, recipe)
+
+
 def step_program(network: Any, options: Options, first: int, tokens: int) -> Callable:
     """Makes AR steps of the plain sampler in one scan; returns the tokens and the
     work."""
-    segments = sampler.plan_segments(network.seq_len, options)
-    segment, groups = next(
-        some for some in segments if some[1][0].start <= first <= some[1][-1].start
-    )
-    wanted = tuple(group for group in groups if first <= group.start)[:tokens]
-    assert len(wanted) == tokens
 
     def run(params, keys, labels, chains, blocks):
+        batch = batch_of(ImageModel("", network, params), options, keys, labels)
+        segment, groups = next(
+            some
+            for some in sampler.plan_segments(batch.network.seq_len, batch.recipe)
+            if some[1][0].start <= first <= some[1][-1].start
+        )
+        wanted = tuple(group for group in groups if first <= group.start)[:tokens]
+        assert len(wanted) == tokens
         with replaying(chains):
-            bound = bind(
-                network, params, jax.random.wrap_key_data(keys), labels, options
-            )
+            bound = bind(batch)
             state = sampler.empty_state(bound)
-            state, work = sampler.ar_steps(
-                bound, segment, state, sampler.group_arrays(wanted, options)
-            )
+            arrays = sampler.group_arrays(wanted, bound)
+            state, work = sampler.ar_steps(bound, segment, state, arrays)
         return state.tokens, work
 
     return run
 
 
 def round_program(
-    network: Any, options: Options, first: int, tokens: int, method: SelfSpeculation
+    network: Any, options: Options, first: int, tokens: int, way: state.Speculation
 ) -> Callable:
     """Makes rounds of self-speculation in one loop until there are as many tokens;
     returns what is made."""
-    way = state.Speculation(method.criterion, method.gamma)  # as many as were recorded
 
     def run(params, keys, labels, chains, blocks):
         with replaying(chains, blocks, first):
-            keys = jax.random.wrap_key_data(keys)
-            inputs, state = rounds.begin(
-                network, params, keys, labels, options, speculation=way
-            )
-            images = jnp.full(labels.shape, first, jnp.int32)
-            state = state._replace(
-                group=images, num_drafts=jnp.full_like(images, method.gamma)
-            )
+            batch = batch_of(ImageModel("", network, params), options, keys, labels)
+            made = rounds.bound_rounds(batch, way)
+            group = jnp.full(labels.shape, first, jnp.int32)
+            drafts = jnp.full_like(group, way.gamma)
+            begun = made.begin()._replace(group=group, num_drafts=drafts)
             unfinished = lambda state: jnp.any(state.group < first + tokens)
-            another = lambda state: rounds.run_round(inputs, state)[0]
-            state = jax.lax.while_loop(unfinished, another, state)
-        return state.tokens, state.group - first
+            another = lambda state: rounds.run_round(made.inputs, state)[0]
+            end = jax.lax.while_loop(unfinished, another, begun)
+        return end.tokens, end.group - first
 
     return run
 
@@ -402,15 +399,12 @@ def round_program(
 def whole_case(scale: Scale, batch: int) -> Case:
     """Makes whole images of a small model, by the plain sampler."""
     config = scale.of(SMALL)
-    steps = {"num_iter": config.seq_len, "respacing": config.respacing}
-    options = Options(**steps, prefix_buckets=4, final_noise=False)
+    options = Options(final_noise=False)
 
     def run(params):
-        keys = cspd_jax.row_keys(jax.random.key(0), batch)
-        labels = jnp.zeros(batch, jnp.int32)
-        return sampler.sample(
-            kind_of(config).network(config), params, keys, labels, options
-        ).tokens
+        model = ImageModel("", kind_of(config).network(config), params)
+        key = jax.random.key(0)
+        return cspd_jax.generate(key, model, [0] * batch, options=options).tokens
 
     row = about("mar-small", "plain", batch=batch, dtype="float32")
     return Case(row, (config,), lambda params: (params,), run, config.seq_len)

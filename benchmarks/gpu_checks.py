@@ -5,6 +5,7 @@ of one run goes."""
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import math
 import statistics
@@ -111,13 +112,12 @@ def _image_check(
     name: str, labels: list[int], target, method, denoise, against: str | None
 ) -> Check:
     asked = cspd_jax.Options(denoise=denoise, final_noise=name != "released runner")
-    options = cspd_jax.image.resolve(target, method, asked, len(labels))
+    batch = cspd_jax.image.prepare(jax.random.key(0), target, labels, method, asked)
 
     def run(params, keys, labels):
         keys = jax.random.wrap_key_data(keys)
-        return cspd_jax.image.sample(
-            target.network, params, keys, labels, options, method
-        )[0]
+        own = {"params": params, "keys": keys, "labels": labels}
+        return dataclasses.replace(batch, **own).generate().tokens
 
     def args(seed: int) -> tuple:
         keys = cspd_jax.row_keys(jax.random.key(seed), len(labels))

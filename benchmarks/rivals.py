@@ -50,7 +50,7 @@ from cspd_jax.image import (
     SelfSpeculation,
     pixels,
 )
-from cspd_jax.image.generation import Request, resolve
+from cspd_jax.image.generation import Request
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
@@ -141,9 +141,7 @@ def request_of(cell: Cell, target: Any, draft: Any, toy: bool) -> Request:
     options = Options(**values, final_noise=method.needs_final_noise is not False)
     labels = np.arange(BATCH) % target.config.num_classes
     none = None
-    return Request(
-        none, target, labels, method, resolve(target, method, options, BATCH)
-    )
+    return Request(none, target, labels, method, options)
 
 
 def generate(request: Request, n: int, seed: int, file: Path) -> dict[str, np.ndarray]:

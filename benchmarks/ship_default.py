@@ -18,7 +18,7 @@ from toy import Parser, begin, load
 import cspd_jax
 from cspd_jax import hub, weights
 from cspd_jax.image import Plain, calibration
-from cspd_jax.image.generation import settle
+from cspd_jax.image.generation import resolve
 from cspd_jax.image.options import Options
 from cspd_jax.models import SAMPLING
 from cspd_jax.networks.registry import IMAGE_KINDS
@@ -76,9 +76,9 @@ def main() -> None:
     weights.save(place, loaded.kind, loaded.config, loaded.params, **metadata)
     if loaded.kind in IMAGE_KINDS:
         model = hub.load(place)
-        options = settle(model, Plain(), Options(**asked))
-        gains = place / calibration.FOLDER / calibration.file_name(options)
-        calibration.write(gains, calibration.measure(model, options))
+        recipe = resolve(model, Plain(), Options(**asked))
+        gains = place / calibration.FOLDER / calibration.file_name(recipe)
+        calibration.write(gains, calibration.measure(model, recipe))
     size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
     print(f"{place}: {size / 1e6:.2f} MB")
 

@@ -4,8 +4,8 @@ bar, or spread over a mesh. It knows nothing of how they are generated."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,36 @@ from cspd_jax.info import Generated
 from cspd_jax.parallel import replicate, spread
 
 Array = jax.Array
-Algo = TypeVar("Algo", bound="Algorithm")
+
+
+class Rows(Protocol):
+    """Rows that are to be generated: a pytree, whose sizes are static and arrays
+    data."""
+
+    def generate(self) -> Generated:
+        """Generates them in one program; traceable."""
+
+    def stream(self) -> Iterator[Generated]:
+        """Yields what there is after each round, which is a jitted call of its own."""
+
+    def split(self) -> tuple[Any, Any]:
+        """Returns what is by row, arrays [B, ...], and what all rows share."""
+
+    @classmethod
+    def joined(cls, rows: Any, shared: Any) -> Rows:
+        """Returns the rows that these arrays are of."""
 
 
 class Algorithm(Protocol):
-    """Generates B rows, round by round. It is a pytree: sizes are static, arrays data.
+    """Generates B rows, round by round. It is a pytree, too.
 
-    A state is a named tuple with a field `cache`, whatever that is.
+    A state is a named tuple.
+
+    in_place: the field of the state that a round writes where the one before did, not
+        beside it.
     """
+
+    in_place: ClassVar[str]
 
     def begin(self) -> Any:
         """Returns the state before the first round."""
@@ -39,13 +61,6 @@ class Algorithm(Protocol):
     def output(self, state: Any) -> Generated:
         """Returns what there is after some round."""
 
-    def split(self) -> tuple[Any, Any]:
-        """Returns what is by row, arrays [B, ...], and what all rows share."""
-
-    @classmethod
-    def joined(cls: type[Algo], rows: Any, shared: Any) -> Algo:
-        """Returns the algorithm of some rows."""
-
 
 @outermost_jit
 def run(algorithm: Algorithm) -> Generated:
@@ -58,28 +73,37 @@ def run(algorithm: Algorithm) -> Generated:
 def stream(algorithm: Algorithm) -> Iterator[Generated]:
     """Yields (tokens, info) after each round, which is a jitted call of its own."""
     state = _begin(algorithm)
+    name = algorithm.in_place
     while np.any(_unfinished(algorithm, state)):
-        state = _advance(algorithm, state._replace(cache=None), state.cache)
+        rest = state._replace(**{name: None})
+        state = _advance(algorithm, rest, getattr(state, name))
         yield _output(algorithm, state)
 
 
-def generate(
-    algorithm: Algorithm, mesh: Mesh | None, progress: bool, total: int
-) -> Generated:
-    """Does what `run` does, on the mesh on which the models lie.
+def generate(parts: Iterable[Rows], mesh: Mesh | None, bar: Bar) -> list[Generated]:
+    """Generates parts, one after the other.
 
-    progress: shows a bar of `total` tokens, for which each round is a call of its own;
-        not on a mesh, nor inside `jit`.
+    mesh: on which their models lie; each part is spread over it.
+    bar: counts tokens. Unless it is disabled, a part is streamed; else it is one call.
     """
-    if mesh is not None:
-        return _on_mesh(replicate(mesh, algorithm), mesh)
-    if not progress:
-        return run(algorithm)
+    found = []
+    with bar:
+        for part in parts:
+            if mesh is not None:
+                found.append(_on_mesh(replicate(mesh, part), mesh))
+            elif bar.disable:
+                found.append(part.generate())
+            else:
+                found.append(_watched(bar, part))
+    return found
+
+
+def _watched(bar: Bar, part: Rows) -> Generated:
     made = None
-    with Bar(total=total, desc="texts", unit="token") as bar:
-        for made in stream(algorithm):
-            bar.update(int(jnp.sum(made.info.made)) - bar.n)
-    return _output(algorithm, _begin(algorithm)) if made is None else made
+    before = bar.n
+    for made in part.stream():
+        bar.update(before + int(jnp.sum(made.info.made)) - bar.n)
+    return part.generate() if made is None else made
 
 
 _begin = jax.jit(lambda algorithm: algorithm.begin())
@@ -87,16 +111,14 @@ _unfinished = jax.jit(lambda algorithm, state: algorithm.unfinished(state))
 _output = jax.jit(lambda algorithm, state: algorithm.output(state))
 
 
-@functools.partial(outermost_jit, donate_argnames="cache")
-def _advance(algorithm: Algorithm, state: Any, cache: Any) -> Any:
-    """Takes a round, whose cache is written where the one before was, not beside it."""
-    return algorithm.advance(state._replace(cache=cache))
+@functools.partial(outermost_jit, donate_argnames="place")
+def _advance(algorithm: Algorithm, rest: Any, place: Any) -> Any:
+    return algorithm.advance(rest._replace(**{algorithm.in_place: place}))
 
 
 @functools.partial(outermost_jit, static_argnames="mesh")
-def _on_mesh(algorithm: Algorithm, mesh: Mesh) -> Generated:
+def _on_mesh(part: Rows, mesh: Mesh) -> Generated:
     """Has each group of devices generate its own share of the rows."""
-    rows, shared = algorithm.split()
-    kind = type(algorithm)
-    own = lambda rows, shared: run(kind.joined(rows, shared))
+    rows, shared = part.split()
+    own = lambda rows, shared: part.joined(rows, shared).generate()
     return spread(own, mesh, rows, shared)

@@ -20,11 +20,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from batches import batch_of
 from recorded import GOLDEN, Case, Network, Recorded, difference
 from runner_cases import RUNNER_GROUPS, runner, runner_names
 
 from cspd_jax.diffusion.schedule import make_schedule
-from cspd_jax.image import sampler
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale, reveal_groups
 from cspd_jax.image.pixels import unpatchify
@@ -101,7 +101,6 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
         options = Options(
             num_iter=int(num_iter),
             respacing=_spec(f, prefix),
-            guided=cfg != 1.0,
             cfg=cfg,
             cfg_schedule="constant" if constant else "linear",
             temperature=temperature,
@@ -120,7 +119,7 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
             noise[:-1, row, position] = f[f"{at}step{step}/step_noise"][
                 ::-1, : len(row)
             ]
-        tokens = sampler.sample(
+        batch = batch_of(
             f.model,
             f.params,
             row_keys(jax.random.key(0), len(labels)),
@@ -128,7 +127,8 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
             options,
             order=jnp.asarray(f[at + "orders"])[..., ::-1],  # MAR masks from the front
             noise=jnp.asarray(noise),
-        ).tokens
+        )
+        tokens = batch.generate().tokens
         yield at + "tokens", difference(tokens, f[at + "tokens"]), _bound(f, at[:-1])
         latents = unpatchify(tokens, f.config.patch_size).transpose(0, 3, 1, 2)
         yield at + "latents", difference(latents, f[at + "latents"]), _bound(f, at[:-1])

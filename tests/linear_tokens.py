@@ -10,7 +10,7 @@ from gaussian_head import GaussianData
 
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image import generate, resolve
-from cspd_jax.image.order import guidance_scale, random_order
+from cspd_jax.image.order import guidance_scale
 from cspd_jax.keys import Purpose, purpose_keys, row_keys
 from cspd_jax.models import ImageModel
 
@@ -129,30 +129,26 @@ def noise_of(method, network, options, images, by=None):
     by: a respacing whose law is taken in place of those that the options have.
     """
     model = ImageModel("linear", network, None)
-    options = resolve(model, method, options, images)
+    recipe = resolve(model, method, options, images)
     keys = row_keys(jax.random.key(1), images)
     tokens, info = generate(keys, model, np.zeros(images, int), method, options)
-    draw = options.order.order if options.order else random_order
-    order = np.asarray(
-        jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), network.seq_len)
-    )
+    draw = jax.vmap(recipe.order.order, (0, None))
+    order = np.asarray(draw(purpose_keys(keys, Purpose.ORDER), network.seq_len))
     known = np.zeros(images, int)
-    if options.known is not None:  # comes first
-        mask = np.asarray(options.known.mask)
+    if recipe.known is not None:  # comes first
+        mask = np.asarray(recipe.known.mask)
         known = mask.sum(axis=-1)
         rank = np.argsort(order, axis=1)
         order = np.argsort(np.where(mask, rank - network.seq_len, rank), axis=1)
     tokens = np.take_along_axis(
         np.asarray(tokens, np.float64), order[..., None], axis=1
     )
-    groups = options.groups(network.seq_len)
+    groups = recipe.groups
     sums = np.cumsum(tokens, axis=1)
     noise = np.empty_like(tokens)
-    scales = np.asarray(guidance_scale(groups, options.cfg, options.cfg_schedule))
-    for group, scale, respacing in zip(
-        groups, scales, options.respacings(network.seq_len), strict=True
-    ):
-        kappa, variance = network.law(by or respacing, options.temperature)
+    scales = np.asarray(guidance_scale(groups, recipe.cfg, recipe.cfg_schedule))
+    for group, scale, respacing in zip(groups, scales, recipe.respacings, strict=True):
+        kappa, variance = network.law(by or respacing, recipe.temperature)
         seen = np.maximum(group.start, known)[:, None]
         before = sums[np.arange(images), np.maximum(seen[:, 0] - 1, 0)] / np.maximum(
             seen, 1

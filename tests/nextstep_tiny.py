@@ -18,7 +18,6 @@ import numpy as np
 
 from cspd_jax import models
 from cspd_jax.image.options import Options
-from cspd_jax.image.order import FALLING, Raster
 from cspd_jax.image.prompts import bind
 
 GOLDEN = Path(__file__).parent / "golden_causal"
@@ -94,10 +93,8 @@ def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> R
     options = Options(
         num_iter=6,
         respacing=spec(calls, shift),
-        guided=cfg != 1,
         cfg=float(cfg),
-        cfg_schedule=FALLING if linear else "constant",
-        order=Raster(),
+        cfg_schedule="linear" if linear else "constant",
     )
     of_tokens = arrays[at + "noise"]  # [L, N, images or 1, d], the initial noise first
     of_tokens = np.broadcast_to(

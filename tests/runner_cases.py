@@ -13,16 +13,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from batches import batch_of
 from recorded import GOLDEN, Case, Network, Recorded, difference, mismatch, network
 
 from cspd_jax.check import UserError
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
-from cspd_jax.image import released
+from cspd_jax.image import Released, released
 from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
-from cspd_jax.image.released import RunnerOptions
-from cspd_jax.image.state import Draft
+from cspd_jax.image.recipe import Draft
 from cspd_jax.keys import row_keys
 
 
@@ -89,21 +89,20 @@ def runner_names(folder: Path) -> list[str]:
     return found
 
 
-def run_settings(r: Runner, run: str) -> tuple[Options, RunnerOptions]:
-    """What `released.sample` is to be called with."""
+def run_settings(r: Runner, run: str) -> tuple[Options, Released]:
+    """What `released.generate` is to be called with."""
     num_iter, gamma, prefill, cfg, constant, temperature, inner = (
         round(float(s), 6) for s in r[f"{run}/settings"]
     )
     options = Options(
         num_iter=int(num_iter),
         respacing=r.respacing(run),
-        guided=cfg != 1.0,
         cfg=cfg,
         cfg_schedule="constant" if constant else "linear",
         temperature=temperature,
         final_noise=False,
     )
-    return options, RunnerOptions(int(gamma), prefill, inner)
+    return options, Released(None, int(gamma), prefill, inner)
 
 
 def recorded_ends(
@@ -193,47 +192,42 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
     inner = np.moveaxis(r[f"{run}/inter_noise"], 2, 0)
     first = r[f"{run}/noise"]
     keys = row_keys(jax.random.key(0), len(labels))
-    found = released.sample(
+    batch = batch_of(
         target.model,
         target.params,
         keys,
         labels,
         options,
-        runner=runner_options,
-        draft=Draft(draft.model, draft.params),
-        recorded=released.Recorded(
-            r[f"{run}/orders"][..., ::-1],
-            np.concatenate([inner, first[None]]),
-            *run_draws(r, run, runner_options.max_resamples),
-        ),
+        Draft(draft.model, draft.params),
+        order=jnp.asarray(r[f"{run}/orders"][..., ::-1]),
+        noise=np.concatenate([inner, first[None]]),
     )
+    draws = released.Recorded(*run_draws(r, run, runner_options.max_resamples))
+    found, info = released.generate(batch, runner_options, draws)
     accepted = np.zeros(first.shape[:2], bool)
     zeros = 0
     for at in r.blocks(run):
         accepted[tuple(r[at + "index"].T)] = r[at + "accepted"]
         zeros += int((~np.any(r[at + "out"], axis=1)).sum())
-    made = found.counts
     calls = [
         int(np.sum(r[f"{run}/call_model"][r[f"{run}/call_npred"] > 0] == model))
         for model in (0, 1)
     ]
     yield (
         f"{run}/accepted",
-        float(((np.asarray(found.marks) > 0) != accepted).sum()),
+        float(((np.asarray(info.trace.marks) > 0) != accepted).sum()),
         0.0,
     )
-    yield f"{run}/zeros", abs(int(made.truncated.sum()) - zeros), 0.0
-    ours = [made.calls[name].sequential for name in ("backbone", "draft backbone")]
+    yield f"{run}/zeros", abs(int(info.truncated.sum()) - zeros), 0.0
+    ours = [info.calls[name].sequential for name in ("backbone", "draft backbone")]
     yield f"{run}/total", mismatch(ours, calls), 0.0
     # Timestep 999 amplifies rounding: ten times the reference's own float32 error.
     latents = r[f"{run}/latents"]
     exact = r[f"{run}/latents_f64"]
     floor = difference(latents, exact)
     bound = 10 * floor if r[f"{run}/timestep_map"][-1] == 999 else max(2e-4, 5 * floor)
-    yield f"{run}/tokens", difference(found.tokens, r[f"{run}/tokens"]), bound
-    ours = unpatchify(np.asarray(found.tokens), target.config.patch_size).transpose(
-        0, 3, 1, 2
-    )
+    yield f"{run}/tokens", difference(found, r[f"{run}/tokens"]), bound
+    ours = unpatchify(np.asarray(found), target.config.patch_size).transpose(0, 3, 1, 2)
     yield f"{run}/latents", difference(ours, latents), bound
 
 

@@ -27,16 +27,19 @@ import masked_models
 import numpy as np
 import text_models
 import tiny
+from batches import batch_of
 from linear_tokens import LinearTokens
 
 from cspd_jax import masked, text
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.coupled import CoupledCriterion
+from cspd_jax.image.methods import Released
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.image.recipe import Draft
 from cspd_jax.image.rounds import PathCriterion
-from cspd_jax.image.state import Draft, Speculation
+from cspd_jax.image.state import Speculation
 from cspd_jax.keys import row_keys
 from cspd_jax.masked import SelfSpeculation
 from cspd_jax.networks import mar
@@ -71,7 +74,6 @@ def _options(
     return Options(
         num_iter=num_iter,
         respacing=TARGET.spec,
-        guided=cfg != 1,
         cfg=cfg,
         final_noise=final_noise,
         prefix_buckets=encoder_sizes,
@@ -84,43 +86,29 @@ def _labels():
     return jnp.array([0, 0, -1, 0, 0, 0, -1, 0], jnp.int32)
 
 
-def plain_tokens(
-    model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=None, **settings
-):
-    made = sampler.sample(
-        model,
-        params,
-        row_keys(jax.random.key(1), IMAGES),
-        _labels() if labels is None else labels,
-        _options(cfg=cfg, temperature=temperature, **settings),
-    )
-    return (made.tokens,)
+def batch(model=TARGET, params=None, labels=None, draft=None, **settings):
+    keys = row_keys(jax.random.key(1), IMAGES)
+    labels = _labels() if labels is None else labels
+    small = None if draft is None else Draft(draft)
+    return batch_of(model, params, keys, labels, _options(**settings), small)
 
 
-def outer_tokens(options, draft=None, cfg=1.0, temperature=1.0, **settings):
-    made = rounds.sample(
-        TARGET,
-        None,
-        row_keys(jax.random.key(1), IMAGES),
-        _labels(),
-        _options(cfg=cfg, temperature=temperature, **settings),
-        speculation=options,
-        draft=None if draft is None else Draft(draft),
-    )
-    return made.tokens, made.marks != 0, made.marks > 0
+def tokens_and_marks(made):
+    marks = made.info.trace.marks
+    return made.tokens, marks != 0, marks > 0
 
 
-def released_tokens(draft, cfg=1.0, num_iter=6, **options):
-    made = released.sample(
-        TARGET,
-        None,
-        row_keys(jax.random.key(1), IMAGES),
-        _labels(),
-        _options(cfg=cfg, num_iter=num_iter, final_noise=False),
-        runner=released.RunnerOptions(**options),
-        draft=Draft(draft),
-    )
-    return made.tokens, made.marks != 0, made.marks > 0
+def plain_tokens(*model, **settings):
+    return (sampler.generate(batch(*model, **settings)).tokens,)
+
+
+def outer_tokens(speculation, **settings):
+    return tokens_and_marks(rounds.generate(batch(**settings), speculation))
+
+
+def released_tokens(draft, cfg=1.0, num_iter=6, **runner):
+    asked = batch(cfg=cfg, num_iter=num_iter, final_noise=False, draft=draft)
+    return tokens_and_marks(released.generate(asked, Released(None, **runner)))
 
 
 def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
@@ -135,13 +123,10 @@ def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
     )
     keys = row_keys(jax.random.key(2), 3)
     labels = jnp.array([0, 3, -1])
-    model = MARModel(config, jnp.float64)
+    asked = batch_of(MARModel(config, jnp.float64), params, keys, labels, options)
     if method == "plain":
-        return (sampler.sample(model, params, keys, labels, options).tokens,)
-    made = rounds.sample(
-        model, params, keys, labels, options, speculation=ahead(gamma=2)
-    )
-    return made.tokens, made.marks != 0, made.marks > 0
+        return (sampler.generate(asked).tokens,)
+    return tokens_and_marks(rounds.generate(asked, ahead(gamma=2)))
 
 
 IMAGE = {

@@ -18,7 +18,7 @@ from cspd_jax._utils import compilation
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import add_fields, from_flags, progress, result
 from cspd_jax.image import Options, Plain, calibration
-from cspd_jax.image.generation import settle
+from cspd_jax.image.generation import resolve
 from cspd_jax.masked import sets
 from cspd_jax.masked.calibration import fitted
 from cspd_jax.models import ImageModel, TextModel
@@ -83,10 +83,10 @@ def _texts(args: argparse.Namespace, model: TextModel) -> dict[str, object]:
 
 
 def _chains(args: argparse.Namespace, model: ImageModel) -> dict[str, object]:
-    options = settle(model, Plain(), from_flags(Options, args, model.sampling))
+    recipe = resolve(model, Plain(), from_flags(Options, args, model.sampling))
     progress("calibrating")
-    drafter = calibration.measure(model, options)
-    out = calibration.file_of(model, options)
+    drafter = calibration.measure(model, recipe)
+    out = calibration.file_of(model, recipe)
     assert out is not None
     calibration.write(out, drafter)
     return {

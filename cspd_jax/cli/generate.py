@@ -25,7 +25,7 @@ from cspd_jax.check import UserError
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import chosen, progress
 from cspd_jax.image import pixels
-from cspd_jax.image.generation import Request, settle
+from cspd_jax.image.generation import Request, resolve
 from cspd_jax.info import Info
 from cspd_jax.models import VAE
 from cspd_jax.reports import pictures, report
@@ -116,7 +116,7 @@ def _timed(request: Request, batch: int) -> dict[str, tuple[np.ndarray, Info]]:
     made, info = image.generate(*request, rows=batch, progress=sys.stderr.isatty())
     tokens = np.asarray(made)
     seconds = time.perf_counter() - start - (compilation.compile_seconds() - compiled)
-    way = request.method.name + (" along chains" if request.options.chain else "")
+    way = request.method.name + (" along chains" if request.options.chains else "")
     return {way: (tokens, dataclasses.replace(info, seconds=max(0.0, seconds)))}
 
 
@@ -191,19 +191,19 @@ def _save(
 
 def _report(args: argparse.Namespace, request: Request, info: Info) -> dict[str, Any]:
     _, model, labels, method, options = request
-    settled = settle(model, method, options, len(labels))
+    recipe = resolve(model, method, options, len(labels))
     draft = method.draft_model
     chains = {"tested": info.trace.chain_tested, "accepted": info.trace.chain_accepted}
     return report.make_report(
         model,
         info,
-        settled.report(),
+        options.report() | recipe.report(),
         method=method.name,
         criterion=method.criterion_name,
         speculation=method.describe(),
         draft=None if draft is None else report.identity(draft),
         chains=None
-        if settled.chain is None
+        if recipe.chain is None
         else {name: int(np.sum(a)) for name, a in chains.items()},
         batch=args.batch,
         seed=args.seed,

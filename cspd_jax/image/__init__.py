@@ -1,9 +1,9 @@
 """Images from models of continuous tokens.
 
-`sample(network, params, keys, labels, options, method)` is the pure function, whose
-options `resolve` settles; `generate` does both in one call, `stream` step by step,
-`compare` beside the plain sampler, and `fastest` finds the fastest exact way on this
-machine. The algorithms know models by `protocol` only: `sampler` (the reference),
+`generate` makes them in one call, `stream` step by step, `compare` beside the plain
+sampler, and `fastest` finds the fastest exact way on this machine. `prepare` returns
+what `generate` would make, as a `Batch` for your own `jit`, and `resolve` how, as a
+`Recipe`. The algorithms know models by `protocol` only: `sampler` (the reference),
 `chain` (speculation along the denoising steps of a token), `rounds` (over AR steps),
 `coupled` (which keeps what it drafted), `paper` and `released` (the published criterion
 and runner, lossy) and `lossy` (shortcuts of the plain sampler).
@@ -11,7 +11,7 @@ and runner, lossy) and `lossy` (shortcuts of the plain sampler).
 
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.comparison import compare, fastest
-from cspd_jax.image.generation import generate, resolve, sample, stream
+from cspd_jax.image.generation import generate, prepare, resolve, stream
 from cspd_jax.image.known import Known
 from cspd_jax.image.methods import (
     DraftSpeculation,
@@ -25,10 +25,12 @@ from cspd_jax.image.order import Spread
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.pixels import to_images, to_latents, to_tokens
 from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
+from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.image.regions import keep
 from cspd_jax.image.rounds import PathCriterion
 
 __all__ = [
+    "Batch",
     "CachedTokenModel",
     "CausalTokenModel",
     "ChainSpeculation",
@@ -39,6 +41,7 @@ __all__ = [
     "PaperCriterion",
     "PathCriterion",
     "Plain",
+    "Recipe",
     "Released",
     "SelfSpeculation",
     "Spread",
@@ -47,8 +50,8 @@ __all__ = [
     "fastest",
     "generate",
     "keep",
+    "prepare",
     "resolve",
-    "sample",
     "stream",
     "to_images",
     "to_latents",

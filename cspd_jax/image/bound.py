@@ -13,11 +13,9 @@ from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.chain import ChainRandomness
-from cspd_jax.image.drafters import ChainDrafter, frozen
 from cspd_jax.image.known import Kept, in_order, known_first
-from cspd_jax.image.options import Options
-from cspd_jax.image.order import random_order
 from cspd_jax.image.protocol import TokenModel
+from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, window_keys
 
 Array = jax.Array
@@ -31,19 +29,18 @@ class BoundModel:
 
     network: static.
     params: pytree of arrays.
-    options: resolved.
+    recipe: how images are made.
     keys: [B]
     order: [B', L] positions in the order in which they are generated.
     class_embedding: [B', De]
     time: [T, ...] features of the timesteps.
-    noise: None, or injected chain noise, [T + 1, B, L, d] by position ([T + 1, 2B, L,
-        d] where the halves draw first tokens apart).
+    noise: as of `Batch`.
     kept: known tokens, with which the order begins; None where nothing is.
     """
 
     network: TokenModel = dataclasses.field(metadata={"static": True})
     params: Any
-    options: Options
+    recipe: Recipe
     keys: Array
     order: Array
     class_embedding: Array
@@ -58,29 +55,22 @@ class BoundModel:
     @property
     def steps(self) -> int:
         """T"""
-        return sampling_schedule(str(self.options.respacing)).num_steps
+        return sampling_schedule(self.recipe.respacing).num_steps
 
     @property
     def dtype(self) -> Any:
         return float_type(self.network)
 
-    @property
-    def drafter(self) -> ChainDrafter:
-        """Drafts denoising steps; without calibrated gains it keeps x_0-hat as it
-        was."""
-        given = self.options.chain_drafter
-        return frozen(self.steps, self.network.token_dim) if given is None else given
-
     def chains(self, z: Array, scale: Array | float | None, **more: Any) -> Chains:
         """Returns the chains of tokens with contexts z [R, D], guided by `scale` if
         there is guidance."""
-        c = coefficients(sampling_schedule(str(self.options.respacing)), self.dtype)
+        c = coefficients(sampling_schedule(self.recipe.respacing), self.dtype)
         given = {
-            "temperature": self.options.temperature,
-            "final_noise": bool(self.options.final_noise),
+            "temperature": self.recipe.temperature,
+            "final_noise": self.recipe.final_noise,
             **more,
         }
-        scale = scale if self.options.guided else None
+        scale = scale if self.recipe.guided else None
         return Chains(self.network, self.params, self.time, z, c, scale=scale, **given)
 
     def chain_noise(self, positions: Array) -> Array:
@@ -109,44 +99,34 @@ class BoundModel:
         return ChainRandomness(x.reshape(positions.size, -1).astype(self.dtype), own)
 
 
-def bind(
-    network: TokenModel,
-    params: Any,
-    keys: Array,
-    labels: Array,
-    options: Options,
-    order: Array | None = None,
-    noise: Array | None = None,
-) -> BoundModel:
-    """Draws the orders and prepares what all calls share.
-
-    labels: [B] class numbers; -1 is "no class".
-    order: [B, L] positions, in place of those that the keys give.
-    noise: see `BoundModel`.
-    """
+def bind(batch: Batch) -> BoundModel:
+    """Draws the orders and prepares what all calls share."""
+    network = batch.network
+    recipe = batch.recipe
+    labels = batch.labels
+    order = batch.order
     if order is None:
-        draw = random_order if options.order is None else options.order.order
-        order = jax.vmap(draw, (0, None))(
-            purpose_keys(keys, Purpose.ORDER), network.seq_len
+        order = jax.vmap(recipe.order.order, (0, None))(
+            purpose_keys(batch.keys, Purpose.ORDER), network.seq_len
         )
     kept = None
     unconditional = labels < 0
-    if options.known is not None:
-        order = known_first(order, options.known.mask)
-        kept = in_order(options.known, order, float_type(network))
-    if options.guided:
+    if recipe.known is not None:
+        order = known_first(order, recipe.known.mask)
+        kept = in_order(recipe.known, order, float_type(network))
+    if recipe.guided:
         labels = jnp.tile(labels, 2)
         order = jnp.tile(order, (2, 1))
         unconditional = jnp.concatenate([unconditional, jnp.ones_like(unconditional)])
     return BoundModel(
         network=network,
-        params=params,
-        options=options,
-        keys=keys,
+        params=batch.params,
+        recipe=recipe,
+        keys=batch.keys,
         order=order,
-        class_embedding=network.embed_class(params, labels, unconditional),
-        time=embed_time(network, params, str(options.respacing)),
-        noise=noise,
+        class_embedding=network.embed_class(batch.params, labels, unconditional),
+        time=embed_time(network, batch.params, recipe.respacing),
+        noise=batch.noise,
         kept=kept,
     )
 

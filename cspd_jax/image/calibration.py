@@ -13,10 +13,10 @@ nothing else: foreign gains are slower, never wrong.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,8 @@ from cspd_jax.diffusion.gaussian import predicted_x0, transition_from_x0
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel, bind
 from cspd_jax.image.drafters import NoiseCorrected
-from cspd_jax.image.options import Options
-from cspd_jax.image.order import Raster
-from cspd_jax.image.protocol import TokenModel
+from cspd_jax.image.order import Random, Raster
+from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.models import ImageModel
 
@@ -47,42 +46,57 @@ _FITTED: weakref.WeakKeyDictionary[ImageModel, dict[str, NoiseCorrected]] = (
 )
 
 
-def drafter_for(model: ImageModel, options: Options) -> NoiseCorrected:
-    """Returns the drafter for these options: read where it lies beside the checkpoint,
+def calibrated(model: ImageModel, draft: ImageModel | None, recipe: Recipe) -> Recipe:
+    """Returns the recipe with the drafters that were fitted to the model and to the
+    draft model; as it is where nothing is speculated along the chains."""
+    if recipe.chain is None:
+        return recipe
+    own = drafter_for(model, recipe)
+    small = own if draft is None else drafter_for(draft, recipe)
+    return dataclasses.replace(recipe, drafter=own, draft_drafter=small)
+
+
+def drafter_for(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
+    """Returns the drafter for this recipe: read where it lies beside the checkpoint,
     else fitted, once."""
-    path = file_of(model, options)
+    path = file_of(model, recipe)
     if path is not None and path.exists():
         return read(path)
     fitted = _FITTED.setdefault(model, {})
-    name = file_name(options)
+    name = file_name(recipe)
     if name not in fitted:
-        fitted[name] = measure(model, options)
+        fitted[name] = measure(model, recipe)
     return fitted[name]
 
 
-def measure(model: ImageModel, options: Options) -> NoiseCorrected:
+def measure(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
     """Fits the drafter on images of the model's first classes; UserError where they are
     not finite.
 
-    Of the options only what the gains depend on is used: respacing, guidance and
+    Of the recipe only what the gains depend on is used: respacing, guidance and
     temperature.
     """
-    images = max(1, CHAINS // model.network.seq_len)
+    network = model.network
+    length = network.seq_len
+    images = max(1, CHAINS // length)
+    order = recipe.order if isinstance(recipe.order, Raster) else Random()
+    groups = order.groups(length, min(_AR_STEPS, length))
+    # The first token of many.
+    schedule = "linear" if recipe.separate_first else recipe.cfg_schedule
+    few = dataclasses.replace(
+        recipe,
+        order=order,
+        groups=groups,
+        respacings=(recipe.respacing,) * len(groups),
+        prefixes=(length,),
+        chain=None,
+        cfg=np.full(images, np.mean(recipe.cfg)),
+        cfg_schedule=schedule,
+        known=None,
+    )
     keys = row_keys(seed_key(_SEED), images)
     labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
-    options = Options(
-        num_iter=min(_AR_STEPS, model.network.seq_len),
-        respacing=options.respacing,
-        cfg=float(np.mean(options.cfg)),
-        cfg_schedule="linear"
-        if options.separate_first
-        else options.cfg_schedule,  # the first token of many
-        temperature=options.temperature,
-        final_noise=options.final_noise,
-        order=options.order if isinstance(options.order, Raster) else None,
-        guided=options.guided,
-    )
-    found = calibrate(model.network, model.params, keys, labels, options)
+    found = calibrate(Batch(network, None, model.params, keys, labels, few))
     if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found)):
         raise UserError(
             "the chains that the drafter is fitted to came out as NaN or infinity: the"
@@ -91,18 +105,17 @@ def measure(model: ImageModel, options: Options) -> NoiseCorrected:
     return found
 
 
-@functools.partial(jax.jit, static_argnames=("network",))
-def calibrate(
-    network: TokenModel, params: Any, keys: Array, labels: Array, options: Options
-) -> NoiseCorrected:
-    """Fits the drafter on B images with these keys and labels [B]."""
-    bound = bind(network, params, keys, labels, options)
-    ((segment, groups),) = sampler.plan_segments(network.seq_len, options)
+@jax.jit
+def calibrate(batch: Batch) -> NoiseCorrected:
+    """Fits the drafter on images."""
+    bound = bind(batch)
+    length = batch.network.seq_len
+    ((segment, groups),) = sampler.plan_segments(length, batch.recipe)
     step = functools.partial(sampler.ar_step, bound, segment, draw=record_chains)
     state, seen = jax.lax.scan(
-        step, sampler.empty_state(bound), sampler.group_arrays(groups, options)
+        step, sampler.empty_state(bound), sampler.group_arrays(groups, bound)
     )
-    limit = _SPARE * jnp.max(jnp.abs(state.tokens[:, : network.seq_len]))
+    limit = _SPARE * jnp.max(jnp.abs(state.tokens[:, :length]))
     *by_step, used = seen
     x0, v, deviation = (jnp.moveaxis(a, 1, 0) for a in by_step)  # [S, T, B, G, d]
     return fit(x0, v, deviation, used, limit)
@@ -174,21 +187,21 @@ def fit(
     return NoiseCorrected(start, typical, gain, gain_f, limit)
 
 
-def file_name(options: Options) -> str:
-    """Returns the name of the file that has the gains for these options."""
+def file_name(recipe: Recipe) -> str:
+    """Returns the name of the file that has the gains for this recipe."""
     guidance = (
-        f"-cfg{float(np.mean(options.cfg)):g}-{options.cfg_schedule}"
-        if options.guided
+        f"-cfg{float(np.mean(recipe.cfg)):g}-{recipe.cfg_schedule}"
+        if recipe.guided
         else ""
     )
-    steps = str(options.respacing).replace(",", "_")
-    return f"{steps}{guidance}-t{float(options.temperature):g}.npz"
+    steps = recipe.respacing.replace(",", "_")
+    return f"{steps}{guidance}-t{float(recipe.temperature):g}.npz"
 
 
-def file_of(model: ImageModel, options: Options) -> Path | None:
-    """Returns where the gains for these options lie beside the checkpoint; None without
-    a checkpoint."""
-    return model.folder / FOLDER / file_name(options) if model.folder else None
+def file_of(model: ImageModel, recipe: Recipe) -> Path | None:
+    """Returns where the gains for this recipe lie beside the checkpoint; None without a
+    checkpoint."""
+    return model.folder / FOLDER / file_name(recipe) if model.folder else None
 
 
 def write(path: Path, drafter: NoiseCorrected) -> None:

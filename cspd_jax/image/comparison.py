@@ -49,14 +49,7 @@ def compare(
     `info.seconds` are of all images, without compilation.
     """
     order = None if isinstance(options.order, Checkerboard) else options.order
-    plain = dataclasses.replace(
-        options,
-        denoise="plain",
-        chain_drafter=None,
-        draft_drafter=None,
-        anneal=None,
-        order=order,
-    )
+    plain = dataclasses.replace(options, denoise="plain", anneal=None, order=order)
     name = method.name
     if name == "plain":
         name = "lossy shortcut" if options.shortcuts else "speculative along chains"
@@ -139,11 +132,11 @@ def _near(way: Request, plain: Request) -> dict[str, Request]:
 
 
 def _name(method: Method) -> str:
-    if method.name == "plain":
+    told = method.describe()
+    if told is None:
         return method.name
-    return f"{method.name} {method.ahead}" + " coupled" * (
-        method.criterion_name == CoupledCriterion.name
-    )
+    coupled = method.criterion_name == CoupledCriterion.name
+    return f"{method.name} {told['gamma']}" + " coupled" * coupled
 
 
 def _measured(ways: dict[str, Request]) -> dict[str, float]:

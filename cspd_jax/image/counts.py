@@ -1,4 +1,4 @@
-"""What a sampler counts of the images it makes, and the `Info` of it."""
+"""What a sampler counts of the images that it makes, and what it returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.info import Calls, Counts, Exactness, Info
+from cspd_jax.image.bound import BoundModel, by_position
+from cspd_jax.info import Calls, Counts, Generated, Info
 
 Array = jax.Array
 
@@ -15,24 +16,11 @@ Array = jax.Array
 NETWORKS = ("backbone", "head", "draft backbone", "draft head")
 
 
-class Made(NamedTuple):
-    """B images of L tokens as they come from a sampler, by position.
-
-    tokens: [B, L, d]
-    marks: int8 [B, L] 0 for a token of the target's own, k for an accepted draft and -k
-        for a rejected one, drafted k groups ahead.
-    counts: what it took; what is tested and accepted are the target's denoising steps.
-    """
-
-    tokens: Array
-    marks: Array
-    counts: Counts
-
-
 class Trace(NamedTuple):
     """What images tell beyond what all families do.
 
-    marks: as of `Made`.
+    marks: int8 [B, L] by position: 0 for a token of the target's own, k for an
+        accepted draft and -k for a rejected one, drafted k groups ahead.
     chain_tested: [B] denoising steps that were tested drafts.
     chain_accepted: [B] those that were kept.
     """
@@ -42,29 +30,43 @@ class Trace(NamedTuple):
     chain_accepted: Array
 
 
-def info_of(made: Made, claim: Exactness, gamma: int, known: Array | None) -> Info:
-    """Returns what happened.
+def generated(
+    bound: BoundModel,
+    tokens: Array,
+    marks: Array,
+    final: Array | int,
+    counts: Counts,
+    gamma: int = 0,
+) -> Generated:
+    """Returns what there is when the first `final` tokens of each image are, [] or [B]:
+    the others are zero.
 
+    tokens, marks: [B, L + padding, ...] in the order of generation.
+    counts: what is tested and accepted are denoising steps of the target.
     gamma: groups drafted ahead; 0 if none are.
-    known: [B, L] tokens it began with.
     """
-    counts = made.counts
-    length = made.marks.shape[1]
+    length = bound.network.seq_len
+    known = 0 if bound.kept is None else bound.kept.number
+    final = jnp.broadcast_to(jnp.maximum(final, known), bound.images)
+    there = jnp.arange(length) < final[:, None]
+    order = bound.order[: bound.images]
+    tokens = jnp.where(there[..., None], tokens[:, :length], 0)
+    marks = by_position(jnp.where(there, marks[:, :length], 0), order)
     ahead = jnp.arange(1, gamma + 1, dtype=jnp.int8)
     by_distance = lambda marks: jnp.sum(
         marks[..., None] == ahead, axis=1, dtype=jnp.int32
     )
-    given = 0 if known is None else jnp.sum(known, axis=1, dtype=jnp.int32)
-    return Info(
-        made=jnp.full_like(counts.rounds, length) - given,
+    info = Info(
+        made=final - known,
         rounds=counts.rounds,
-        tested=by_distance(jnp.abs(made.marks)),
-        accepted=by_distance(made.marks),
+        tested=by_distance(jnp.abs(marks)),
+        accepted=by_distance(marks),
         truncated=counts.truncated,
         calls=counts.calls,
-        trace=Trace(made.marks, counts.tested, counts.accepted),
-        claim=claim,
+        trace=Trace(marks, counts.tested, counts.accepted),
+        claim=bound.recipe.claim,
     )
+    return Generated(by_position(tokens, order), info)
 
 
 def calls(rows: int, times: int = 1) -> Calls:

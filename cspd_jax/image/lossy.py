@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.check import UserError
 from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS
-from cspd_jax.image.order import Group, check_square, random_order, reveal_groups
+from cspd_jax.image.order import (
+    Group,
+    Random,
+    check_square,
+    random_order,
+    reveal_groups,
+)
 
 Array = jax.Array
 
@@ -78,7 +85,7 @@ def _of_kind(respacing: str, steps: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkerboard:
+class Checkerboard(Random):
     """The tokens of one colour of a checkerboard in random order, then the others in
     few AR steps (GtR). Lossy.
 
@@ -87,6 +94,7 @@ class Checkerboard:
     """
 
     last_steps: int = 1
+    name: ClassVar[str] = "checkerboard"
 
     def first(self, length: int) -> int:
         """Returns how many tokens have the first colour."""

@@ -1,7 +1,7 @@
 """The ways to generate images, as objects.
 
 A method is frozen and hashable. It decides what is compiled; parameters, keys and
-labels travel beside it.
+labels travel beside it, in a `Batch`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,16 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
-import jax
-
 from cspd_jax._utils.options import documented, option, reported
 from cspd_jax.check import UserError
 from cspd_jax.image import released, rounds, sampler
-from cspd_jax.image.counts import Made
 from cspd_jax.image.coupled import CoupledCriterion
 from cspd_jax.image.options import Options
-from cspd_jax.image.protocol import TokenModel
-from cspd_jax.image.released import RunnerOptions
+from cspd_jax.image.recipe import Batch
 from cspd_jax.image.rounds import PathCriterion
-from cspd_jax.image.state import Criterion, Draft, Speculation
-from cspd_jax.info import Exactness
+from cspd_jax.image.state import Criterion, Speculation
+from cspd_jax.info import Exactness, Generated
 from cspd_jax.models import ImageModel
-
-Array = jax.Array
-Steps = Iterator[tuple[Any, Made]]
 
 
 class Method(Protocol):
@@ -35,6 +28,8 @@ class Method(Protocol):
     name: "plain", "self" or "draft", as reports say it.
     needs_final_noise: True or False if the method works only with or only without noise
         in the last denoising step; None if it works with both.
+    criterion_name: how drafts are tested, as reports say it; None if nothing is
+        drafted.
     """
 
     name: ClassVar[str]
@@ -42,7 +37,6 @@ class Method(Protocol):
 
     @property
     def criterion_name(self) -> str | None:
-        """How drafts are tested, as reports say it; None if nothing is drafted."""
         return None
 
     @property
@@ -50,32 +44,11 @@ class Method(Protocol):
         """The smaller model, or None."""
         return None
 
-    @property
-    def ahead(self) -> int:
-        """Groups drafted ahead, at most; 0 if nothing is drafted."""
-        return 0
+    def generate(self, batch: Batch) -> Generated:
+        """Makes the images in one jitted call; traceable."""
 
-    def run(
-        self,
-        network: TokenModel,
-        params: Any,
-        keys: Array,
-        labels: Array,
-        options: Options,
-    ) -> Made:
-        """Generates a batch in one jitted call; traceable. options: settled."""
-
-    def steps(
-        self,
-        network: TokenModel,
-        params: Any,
-        keys: Array,
-        labels: Array,
-        options: Options,
-        pieces: int | None = None,
-    ) -> Steps:
-        """Generates a batch in about so many pieces (as small as they come): yields how
-        many tokens are known, [] or [B], and what there is, zero elsewhere."""
+    def stream(self, batch: Batch) -> Iterator[Generated]:
+        """Yields what there is after each step or round."""
 
     def exactness(self, options: Options) -> Exactness:
         """Says whether it is exact, and why; draws that were given up aside."""
@@ -92,25 +65,18 @@ class Plain(Method):
 
     name: ClassVar[str] = "plain"
 
-    def run(
-        self,
-        network: TokenModel,
-        params: Any,
-        keys: Array,
-        labels: Array,
-        options: Options,
-    ) -> Made:
-        return sampler.sample(network, params, keys, labels, options)
+    def generate(self, batch: Batch) -> Generated:
+        return sampler.generate(batch)
 
-    def steps(self, *batch: Any) -> Steps:
-        return sampler.stream(*batch)
+    def stream(self, batch: Batch) -> Iterator[Generated]:
+        return sampler.stream(batch)
 
     def exactness(self, options: Options) -> Exactness:
         if options.shortcuts:
             return Exactness(
                 False, "; and ".join(shortcut.why for shortcut in options.shortcuts)
             )
-        if options.chain is None:
+        if not options.chains:
             return Exactness(
                 True,
                 "the plain sampler is the reference itself: every token is drawn from"
@@ -143,10 +109,6 @@ class _Rounds(Method):
     def criterion_name(self) -> str:
         return self.criterion.name
 
-    @property
-    def ahead(self) -> int:
-        return self.gamma
-
     def speculation(self, groups: int) -> Speculation:
         """Returns the static options of the rounds of so many groups: no more is
         drafted than there is."""
@@ -155,36 +117,11 @@ class _Rounds(Method):
         gamma = min(self.gamma, max(1, most))
         return Speculation(self.criterion, gamma, self.draft_cost, self.prefill)
 
-    def _given(self, network: TokenModel, options: Options) -> dict[str, Any]:
-        draft = self.draft_model
-        return {
-            "speculation": self.speculation(len(options.groups(network.seq_len))),
-            "draft": None if draft is None else Draft(draft.network, draft.params),
-        }
+    def generate(self, batch: Batch) -> Generated:
+        return rounds.generate(batch, self.speculation(len(batch.recipe.groups)))
 
-    def run(
-        self,
-        network: TokenModel,
-        params: Any,
-        keys: Array,
-        labels: Array,
-        options: Options,
-    ) -> Made:
-        return rounds.sample(
-            network, params, keys, labels, options, **self._given(network, options)
-        )
-
-    def steps(
-        self,
-        network: TokenModel,
-        params: Any,
-        keys: Array,
-        labels: Array,
-        options: Options,
-        *pieces: Any,
-    ) -> Steps:
-        given = self._given(network, options)
-        return rounds.stream(network, params, keys, labels, options, *pieces, **given)
+    def stream(self, batch: Batch) -> Iterator[Generated]:
+        return rounds.stream(batch, self.speculation(len(batch.recipe.groups)))
 
     def exactness(self, options: Options) -> Exactness:
         return self.criterion.exactness()
@@ -265,11 +202,13 @@ class Released(Method):
     `image.released`.
 
     draft: the smaller model, of the same tokens.
-    gamma, prefill, inner_temperature, max_resamples: as of
-        `image.released.RunnerOptions`.
+    gamma: the target judges after AR steps that are multiples of it.
+    prefill: up to this share of the AR steps, and in the first, the target generates.
+    inner_temperature: divides the distance in the test.
+    max_resamples: proposals for a block, before a zero is left.
     """
 
-    draft: ImageModel
+    draft: ImageModel = dataclasses.field(metadata={"report": ""})
     gamma: int = 8
     prefill: float = 0.15
     inner_temperature: float = 42.0
@@ -278,34 +217,16 @@ class Released(Method):
     name: ClassVar[str] = "draft"
     needs_final_noise: ClassVar[bool | None] = False
     criterion_name: ClassVar[str | None] = "released"
-    # Marks of a token say whether it stayed, not how far it was drafted ahead.
-    ahead: ClassVar[int] = 1
 
     @property
     def draft_model(self) -> ImageModel:
         return self.draft
 
-    @property
-    def runner(self) -> RunnerOptions:
-        return RunnerOptions(
-            self.gamma, self.prefill, self.inner_temperature, self.max_resamples
-        )
+    def generate(self, batch: Batch) -> Generated:
+        return released.generate(batch, self)
 
-    def run(
-        self,
-        network: TokenModel,
-        params: Any,
-        keys: Array,
-        labels: Array,
-        options: Options,
-    ) -> Made:
-        draft = Draft(self.draft.network, self.draft.params)
-        return released.sample(
-            network, params, keys, labels, options, runner=self.runner, draft=draft
-        )
-
-    def steps(self, network: TokenModel, *batch: Any) -> Steps:
-        yield network.seq_len, self.run(network, *batch[:4])
+    def stream(self, batch: Batch) -> Iterator[Generated]:
+        yield self.generate(batch)
 
     def exactness(self, options: Options) -> Exactness:
         return Exactness(
@@ -316,7 +237,7 @@ class Released(Method):
         )
 
     def describe(self) -> dict[str, Any]:
-        return reported(self.runner)
+        return reported(self)
 
 
 METHODS = (Plain, SelfSpeculation, DraftSpeculation, Released)

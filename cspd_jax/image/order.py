@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from cspd_jax.check import UserError
 
@@ -75,7 +76,26 @@ def check_square(length: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Raster:
+class Random:
+    """In a random order, as MAR does; of the other orders, what they do alike."""
+
+    name: ClassVar[str] = "random"
+
+    def most_steps(self, length: int) -> int:
+        """Returns the AR steps if no two tokens come together."""
+        return length
+
+    def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
+        """Returns the groups of all AR steps that reveal something."""
+        return reveal_groups(length, num_iter)
+
+    def order(self, key: Array, length: int) -> Array:
+        """Returns the positions, [L]."""
+        return random_order(key, length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Raster(Random):
     """One token after the other, row by row: the order of causal models."""
 
     name: ClassVar[str] = "raster"
@@ -88,7 +108,7 @@ class Raster:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class Spread(Random):
     """Each token far from the last ones, on a square grid: its distance to the nearest
     of them is the greatest there is. Another distribution than in random order: that of
     the plain sampler in this one.
@@ -141,9 +161,7 @@ _SHARES = {
 }
 
 
-def guidance_scale(
-    groups: tuple[Group, ...], cfg: Array | float, schedule: str
-) -> Array:
+def guidance_scale(groups: tuple[Group, ...], cfg: ArrayLike, schedule: str) -> Array:
     """Returns the guidance scale of each group: constant, or linear in the share of
     tokens revealed.
 

@@ -34,11 +34,10 @@ not depend on its neighbours.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -49,15 +48,13 @@ from cspd_jax.coupling.residual import log_ratio
 from cspd_jax.diffusion.chain import sample_path
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image import sampler
-from cspd_jax.image.bound import BoundModel, bind, by_position
-from cspd_jax.image.counts import Made, no_counts, of_draft
+from cspd_jax.image.bound import BoundModel, bind
+from cspd_jax.image.counts import no_counts, of_draft
 from cspd_jax.image.known import put_back
-from cspd_jax.image.options import Options
-from cspd_jax.image.order import Group, mask_lengths, prefix_lengths
-from cspd_jax.image.protocol import TokenModel
+from cspd_jax.image.order import Group, mask_lengths
+from cspd_jax.image.recipe import Batch
 from cspd_jax.image.sampler import GroupArrays, PlainState
-from cspd_jax.image.state import Draft
-from cspd_jax.info import Counts, add
+from cspd_jax.info import Counts, Generated, add
 from cspd_jax.keys import Purpose, at_positions, purpose_keys
 
 Array = jax.Array
@@ -66,20 +63,17 @@ Array = jax.Array
 # The schedule: which model is called when; it depends on nothing random.
 
 
-@dataclasses.dataclass(frozen=True)
-class RunnerOptions:
-    """The static options of the runner.
+class Runner(Protocol):
+    """The options of the runner, static; they are those of `methods.Released`."""
 
-    gamma: the target judges after AR steps that are multiples of it.
-    prefill: up to this share of the AR steps, and in the first, the target generates.
-    inner_temperature: divides the distance in the test.
-    max_resamples: proposals for a block, before a zero is left.
-    """
-
-    gamma: int = 8
-    prefill: float = 0.15
-    inner_temperature: float = 42.0
-    max_resamples: int = 100
+    @property
+    def gamma(self) -> int: ...
+    @property
+    def prefill(self) -> float: ...
+    @property
+    def inner_temperature(self) -> float: ...
+    @property
+    def max_resamples(self) -> int: ...
 
 
 class ScheduledStep(NamedTuple):
@@ -108,9 +102,7 @@ class Segment(NamedTuple):
     block: sampler.Segment
 
 
-def schedule(
-    length: int, num_iter: int, options: RunnerOptions
-) -> tuple[ScheduledStep, ...]:
+def schedule(length: int, num_iter: int, runner: Runner) -> tuple[ScheduledStep, ...]:
     """Returns all AR steps that reveal something; it depends on nothing random.
 
     With num_iter > L the steps without tokens count as AR steps, but no model is
@@ -122,30 +114,30 @@ def schedule(
     for number, masked in enumerate(mask_lengths(length, num_iter)):
         last = number == num_iter - 1
         until = length if last else length - masked
-        drafted = number > num_iter * options.prefill
+        drafted = number > num_iter * runner.prefill
         if until > known:
             group = Group(known, until - known, (length - masked) / length)
             steps.append(ScheduledStep(group, drafted, None))
         known = until
         if not drafted:
             judged = known
-        elif known > judged and (last or number % options.gamma == 0):
+        elif known > judged and (last or number % runner.gamma == 0):
             steps[-1] = steps[-1]._replace(block=(judged, known - judged))
             judged = known
     return tuple(steps)
 
 
 def plan_segments(
-    steps: tuple[ScheduledStep, ...], length: int, options: Options
+    bound: BoundModel, steps: tuple[ScheduledStep, ...]
 ) -> list[tuple[Segment, GroupArrays, GroupArrays]]:
     """Cuts where the draft takes over, and where the known tokens outgrow an encoder
     prefix. Returns the groups too, and the block that is judged after each, of size 0
     if there is none."""
-    prefixes = prefix_lengths(length, options.prefix_buckets or 1)
+    recipe = bound.recipe
 
     def place(step: ScheduledStep) -> tuple[bool, int]:
         return step.drafted, next(
-            prefix for prefix in prefixes if prefix >= step.group.start
+            prefix for prefix in recipe.prefixes if prefix >= step.group.start
         )
 
     segments = []
@@ -153,10 +145,8 @@ def plan_segments(
         groups, _, judged = zip(*run)
         firsts, sizes = zip(*(block or (0, 0) for block in judged))
         widths = max(group.size for group in groups), max(sizes)
-        shapes = (
-            sampler.Segment(bucket, width, str(options.respacing)) for width in widths
-        )
-        arrays = sampler.group_arrays(groups, options)
+        shapes = (sampler.Segment(bucket, width, recipe.respacing) for width in widths)
+        arrays = sampler.group_arrays(groups, bound)
         blocks = GroupArrays(jnp.array(firsts), jnp.array(sizes), arrays.scale)
         segments.append((Segment(drafted, *shapes), arrays, blocks))
     return segments
@@ -260,15 +250,11 @@ class Recorded(NamedTuple):
     """Recorded numbers in place of those that the keys give, for parity tests; K is at
     least max_resamples.
 
-    order: [B, L] positions in the order in which they are generated.
-    noise: [T + 1, B, L, d] by position.
     test: [B, L] uniforms of the tests, by position.
     proposal: [K, B, L, d] normals of the tries.
     proposal_test: [K, B, L] uniforms of the tries.
     """
 
-    order: Array
-    noise: Array
     test: Array
     proposal: Array
     proposal_test: Array
@@ -315,7 +301,7 @@ class RunnerState(NamedTuple):
 
     tokens: [B, L + padding, d]
     end: [B, L + padding, ...] chain ends of the drafts.
-    marks: int8 [B, L + padding] as in `counts.Made`.
+    marks: int8 [B, L + padding] as in `counts.Trace`.
     """
 
     tokens: Array
@@ -334,49 +320,41 @@ class Inputs(NamedTuple):
 
     target: BoundModel
     draft: BoundModel
-    runner: RunnerOptions
+    runner: Runner
     recorded: Recorded | None
 
 
-@functools.partial(outermost_jit, static_argnames=("network", "runner"))
-def sample(
-    network: TokenModel,
-    params: Any,
-    keys: Array,
-    labels: Array,
-    options: Options,
-    *,
-    runner: RunnerOptions,
-    draft: Draft,
-    recorded: Recorded | None = None,
-) -> Made:
-    """Generates a batch; arguments as for `sampler.sample`, and both models see the
-    same. What is counted as truncated are tokens that were left at zero."""
-    shared = (keys, labels, options, *(recorded[:2] if recorded is not None else ()))
-    target = bind(network, params, *shared)
-    drafting = bind(draft.network, draft.params, *shared)
+@functools.partial(outermost_jit, static_argnames="runner")
+def generate(
+    batch: Batch, runner: Runner, recorded: Recorded | None = None
+) -> Generated:
+    """Makes the images, which both models see alike; `batch.draft` drafts. What is
+    counted as truncated are tokens that were left at zero."""
+    assert batch.draft is not None
+    target = bind(batch)
+    drafting = bind(batch.of_draft(batch.draft))
     inputs = Inputs(target, drafting, runner, recorded)
+    network = batch.network
     length = network.seq_len
-    segments = plan_segments(
-        schedule(length, options.num_iter or length, runner), length, options
-    )
+    steps = schedule(length, batch.recipe.num_iter, runner)
+    segments = plan_segments(target, steps)
     padding = (
         max(max(segment.group.width, segment.block.width) for segment, *_ in segments)
         - 1
     )
-    zeros = jnp.zeros((len(keys), length + padding, network.token_dim), target.dtype)
+    images = target.images
+    zeros = jnp.zeros((images, length + padding, network.token_dim), target.dtype)
     marks = jnp.zeros(zeros.shape[:2], jnp.int8)
     state = RunnerState(
         put_back(target.kept, zeros), ChainEnd(Gaussian(zeros, zeros), zeros), marks
     )
-    counts = no_counts(len(keys))
+    counts = no_counts(images)
     for segment, groups, blocks in segments:
         step = functools.partial(ar_step, inputs, segment)
         state, spent = sampler.one_by_one(target, step, state, groups, blocks)
         counts = add(counts, spent)
-    made = sampler.output(target, state.tokens, length, counts)
-    marks = by_position(state.marks[:, :length], target.order[: target.images])
-    return made._replace(marks=marks)
+    # Marks say whether a token stayed, not how far it was drafted ahead.
+    return sampler.output(target, state.tokens, length, counts, state.marks, gamma=1)
 
 
 def ar_step(

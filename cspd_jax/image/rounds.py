@@ -27,11 +27,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from cspd_jax import shell
 from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
 from cspd_jax.coupling.draft_length import best_draft_length
@@ -44,29 +45,26 @@ from cspd_jax.diffusion.chain import (
 )
 from cspd_jax.diffusion.gaussian import Gaussian, coefficients, implied
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image.bound import BoundModel, bind, by_position
+from cspd_jax.image.bound import BoundModel, bind
 from cspd_jax.image.chain import speculate_chain
 from cspd_jax.image.counts import (
-    Made,
     calls,
+    generated,
     no_counts,
     of_chains,
     of_draft,
     with_calls,
 )
 from cspd_jax.image.drafters import Prediction
-from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale
-from cspd_jax.image.protocol import TokenModel
+from cspd_jax.image.recipe import Batch
 from cspd_jax.image.state import (
-    Draft,
     Inputs,
     Paths,
     Speculation,
     State,
     contexts,
     exists,
-    final_tokens,
     nothing_made,
     positions,
     put,
@@ -74,12 +72,11 @@ from cspd_jax.image.state import (
     scales,
     with_drafts,
 )
-from cspd_jax.info import Counts, Exactness, add
+from cspd_jax.info import Counts, Exactness, Generated, add
 from cspd_jax.keys import Purpose
 
 Array = jax.Array
 
-_STATIC = ("network", "speculation")
 # Until an image has tests, its acceptance is that of this many accepted of this many.
 _ACCEPTED = 8.0
 _TESTED = 10.0
@@ -157,68 +154,47 @@ class Request(NamedTuple):
 # The loop.
 
 
-@functools.partial(outermost_jit, static_argnames=_STATIC)
-def sample(
-    network: TokenModel,
-    params: Any,
-    keys: Array,
-    labels: Array,
-    options: Options,
-    *,
-    speculation: Speculation,
-    draft: Draft | None = None,
-) -> Made:
-    """Generates a batch as `sampler.sample` with `final_noise` does, in fewer rounds.
-
-    draft: a smaller model; without one the target drafts for itself.
-    """
-    inputs, state = begin(
-        network, params, keys, labels, options, speculation=speculation, draft=draft
-    )
-    return output(inputs, *run_rounds(inputs, state, no_counts(inputs.images)))
+@functools.partial(outermost_jit, static_argnames="speculation")
+def generate(batch: Batch, speculation: Speculation) -> Generated:
+    """Makes the images as `sampler.generate` with `final_noise` does, in fewer
+    rounds."""
+    return shell.run(bound_rounds(batch, speculation))
 
 
-def stream(
-    network: TokenModel,
-    params: Any,
-    keys: Array,
-    labels: Array,
-    options: Options,
-    pieces: int | None = None,
-    *,
-    speculation: Speculation,
-    draft: Draft | None = None,
-) -> Iterator[tuple[Array, Made]]:
-    """Generates a batch in about so many pieces (default: a round each), and yields the
-    number of final tokens [B], and what there is (zero elsewhere)."""
-    inputs, state = _begin(
-        network, params, keys, labels, options, speculation=speculation, draft=draft
-    )
-    several = 1 if pieces is None else -(-inputs.groups // pieces)
-    total = no_counts(inputs.images)
-    while jnp.any(state.group < inputs.groups):
-        state, total = _run_rounds(inputs, state, total, several)
-        yield _final_tokens(inputs, state), _output(inputs, state, total)
+def stream(batch: Batch, speculation: Speculation) -> Iterator[Generated]:
+    """Yields what there is after each round."""
+    return shell.stream(_bound_rounds(batch, speculation))
 
 
-def run_rounds(
-    inputs: Inputs, state: State, total: Counts, most: Array | int | None = None
-) -> tuple[State, Counts]:
-    """Makes rounds until all images are complete, or so many; what happened is added to
-    `total`."""
-    until = None if most is None else jnp.max(total.rounds) + most
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Images that are made in rounds: an `Algorithm` of the shell."""
 
-    def unfinished(carry: tuple[State, Counts]) -> Array:
-        state, total = carry
-        left = jnp.any(state.group < inputs.groups)
-        return left if until is None else left & (jnp.max(total.rounds) < until)
+    inputs: Inputs
+    in_place: ClassVar[str] = "drafts"
 
-    def another(carry: tuple[State, Counts]) -> tuple[State, Counts]:
-        state, total = carry
-        state, counts = run_round(inputs, state)
-        return state, add(total, counts)
+    def begin(self) -> State:
+        return nothing_made(self.inputs)
 
-    return jax.lax.while_loop(unfinished, another, (state, total))
+    def unfinished(self, state: State) -> Array:
+        return state.group < self.inputs.groups
+
+    def advance(self, state: State) -> State:
+        counts = state.counts
+        state, happened = run_round(self.inputs, state)
+        return state._replace(counts=add(counts, happened))
+
+    def output(self, state: State) -> Generated:
+        inputs = self.inputs
+        return generated(
+            inputs.target,
+            state.tokens,
+            state.marks,
+            inputs.start[jnp.minimum(state.group, inputs.groups)],
+            state.counts,
+            inputs.speculation.gamma,
+        )
 
 
 def run_round(inputs: Inputs, state: State) -> tuple[State, Counts]:
@@ -231,59 +207,33 @@ def run_round(inputs: Inputs, state: State) -> tuple[State, Counts]:
     return state, add(verified, of_drafts)
 
 
-def begin(
-    network: TokenModel,
-    params: Any,
-    keys: Array,
-    labels: Array,
-    options: Options,
-    *,
-    speculation: Speculation,
-    draft: Draft | None = None,
-) -> tuple[Inputs, State]:
-    """Returns the inputs and the state before the first round. Arguments as for
-    `sample`."""
-    target = bind(network, params, keys, labels, options)
-    bound = None
-    if draft is not None:
-        of_draft = dataclasses.replace(options, chain_drafter=options.draft_drafter)
-        bound = bind(draft.network, draft.params, keys, labels, of_draft)
-    groups = options.groups(network.seq_len)
+def bound_rounds(batch: Batch, speculation: Speculation) -> Rounds:
+    """Binds the networks to the images. `gamma` empty groups follow the last one, and
+    one more."""
+    target = bind(batch)
+    recipe = batch.recipe
+    draft = None
+    if batch.draft is not None:
+        draft = bind(batch.of_draft(batch.draft))
+    length = batch.network.seq_len
     past = speculation.gamma + 1
-    scale = guidance_scale(
-        groups, jnp.broadcast_to(options.cfg, keys.shape), options.cfg_schedule
-    )
+    scale = guidance_scale(recipe.groups, recipe.cfg, recipe.cfg_schedule)
+    start = [g.start for g in recipe.groups] + [length] * past
+    size = [g.size for g in recipe.groups] + [0] * past
     inputs = Inputs(
         speculation=speculation,
         target=target,
-        draft=bound,
-        start=jnp.array(
-            [g.start for g in groups] + [network.seq_len] * past, jnp.int32
-        ),
-        size=jnp.array([g.size for g in groups] + [0] * past, jnp.int32),
+        draft=draft,
+        start=jnp.array(start, jnp.int32),
+        size=jnp.array(size, jnp.int32),
         scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past, axis=0)]).astype(
             target.dtype
         ),
     )
-    return inputs, nothing_made(inputs)
+    return Rounds(inputs)
 
 
-def output(inputs: Inputs, state: State, total: Counts) -> Made:
-    """Returns what the rounds have made, by position."""
-    order = inputs.target.order[: inputs.images]
-    final = jnp.arange(inputs.length) < final_tokens(inputs, state)[:, None]
-    tokens, marks = (a[:, : inputs.length] for a in (state.tokens, state.marks))
-    return Made(
-        by_position(jnp.where(final[..., None], tokens, 0), order),
-        by_position(jnp.where(final, marks, 0), order),
-        total,
-    )
-
-
-_begin = jax.jit(begin, static_argnames=_STATIC)
-_run_rounds = outermost_jit(run_rounds)
-_output = jax.jit(output)
-_final_tokens = jax.jit(final_tokens)
+_bound_rounds = jax.jit(bound_rounds, static_argnames="speculation")
 
 
 # A round of the exact criterion.
@@ -589,7 +539,7 @@ def draw_paths(
             lambda a: a.reshape(-1, *a.shape[3:]), request.begun
         )
         begun = Start(left, x), guess
-    if inputs.options.chain is None:
+    if inputs.recipe.chain is None:
         noise = bound.chain_noise(in_a_row)
         start = None
         end = noise[-1]
@@ -604,8 +554,8 @@ def draw_paths(
         found = speculate_chain(
             chains,
             random,
-            bound.drafter,
-            inputs.options.chain,
+            bound.recipe.drafter,
+            inputs.recipe.chain,
             active=request.wanted.reshape(-1),
             begun=begun,
             trajectory=True,
@@ -639,16 +589,14 @@ def guess_after(
     """Returns the chain drafter's guess at the states x [R, d] in which blocks ended,
     after steps [R] of laws p from `before`: where chains are speculated, the token goes
     on with it."""
-    schedule = coefficients(
-        sampling_schedule(str(bound.options.respacing)), bound.dtype
-    )
+    schedule = coefficients(sampling_schedule(bound.recipe.respacing), bound.dtype)
     c = jax.tree.map(lambda a: a[step][:, None], schedule)
     # The head predicts laws without the temperature, which p has.
     cooled = Gaussian(
         p.mean,
-        p.log_var - 2 * jnp.log(jnp.asarray(bound.options.temperature, bound.dtype)),
+        p.log_var - 2 * jnp.log(jnp.asarray(bound.recipe.temperature, bound.dtype)),
     )
-    return bound.drafter.advance(
+    return bound.recipe.drafter.advance(
         step, Prediction(*implied(c, before, cooled)), before, x - p.mean
     )
 
@@ -656,7 +604,7 @@ def guess_after(
 def _chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
     """Returns chains with noise in the last step, of tokens [...] with contexts z [...,
     H, D]."""
-    temperature = jnp.asarray(bound.options.temperature, bound.dtype)
+    temperature = jnp.asarray(bound.recipe.temperature, bound.dtype)
     flat = z.reshape(-1, *z.shape[-2:])
     rows = jnp.moveaxis(flat, 0, 1).reshape(-1, z.shape[-1])  # conditional ones first
     return bound.chains(
@@ -666,11 +614,11 @@ def _chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
 
 def backbone_counts(inputs: Inputs, sequences: int) -> Counts:
     """Counts one backbone call on this many sequences."""
-    made = calls(sequences * (1 + bool(inputs.options.guided)))
+    made = calls(sequences * (1 + bool(inputs.recipe.guided)))
     return with_calls(no_counts(inputs.images), backbone=made)
 
 
 def head_counts(inputs: Inputs, count: int, rows: int) -> Counts:
     """Counts head calls on this many rows each."""
-    made = calls(rows * (1 + bool(inputs.options.guided)), count)
+    made = calls(rows * (1 + bool(inputs.recipe.guided)), count)
     return with_calls(no_counts(inputs.images), head=made)

@@ -17,15 +17,15 @@ import jax.numpy as jnp
 
 from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.diffusion.chain import Chains, sample_chain
-from cspd_jax.image.bound import BoundModel, bind, by_position, embed_time
+from cspd_jax.image.bound import BoundModel, bind, embed_time
 from cspd_jax.image.chain import speculate_chain
-from cspd_jax.image.counts import Made, calls, no_counts, of_chains, with_calls
+from cspd_jax.image.counts import calls, generated, no_counts, of_chains, with_calls
 from cspd_jax.image.known import put_back
 from cspd_jax.image.lossy import Checkerboard
-from cspd_jax.image.options import Options
-from cspd_jax.image.order import Group, guidance_scale, prefix_lengths
-from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
-from cspd_jax.info import Counts, add
+from cspd_jax.image.order import Group, guidance_scale
+from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel
+from cspd_jax.image.recipe import Batch, Recipe
+from cspd_jax.info import Counts, Generated, add
 from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
@@ -70,7 +70,7 @@ class GroupArrays(NamedTuple):
 
     first: index of the group's first token in the order of generation.
     size: tokens in it.
-    scale: guidance scale, or one for each image: [..., B].
+    scale: [..., B] of guidance.
     """
 
     first: Array
@@ -79,33 +79,25 @@ class GroupArrays(NamedTuple):
 
 
 def plan_segments(
-    length: int, options: Options
+    length: int, recipe: Recipe
 ) -> list[tuple[Segment, tuple[Group, ...]]]:
     """Cuts the AR steps where the known tokens outgrow an encoder prefix, where the
     denoising steps change, between the colours of a checkerboard, and after a first
     token that is drawn apart: static shapes, and little padding, in between."""
-    prefixes = prefix_lengths(length, options.prefix_buckets or 1)
-    first = (
-        options.order.first(length)
-        if isinstance(options.order, Checkerboard)
-        else length
-    )
+    board = recipe.order
+    first = board.first(length) if isinstance(board, Checkerboard) else length
     members: dict[tuple[int, str, bool, bool], list[Group]] = {}
-    for group, respacing in zip(options.groups(length), options.respacings(length)):
-        bucket = next(prefix for prefix in prefixes if prefix >= group.start)
-        kind = (
-            bucket,
-            respacing,
-            group.start >= first,
-            options.separate_first and group.start == 0,
-        )
+    for group, respacing in zip(recipe.groups, recipe.respacings):
+        bucket = next(prefix for prefix in recipe.prefixes if prefix >= group.start)
+        apart = recipe.separate_first and group.start == 0
+        kind = (bucket, respacing, group.start >= first, apart)
         members.setdefault(kind, []).append(group)
     return [
         (
-            Segment(bucket, max(g.size for g in groups), respacing, separate),
+            Segment(bucket, max(g.size for g in groups), respacing, apart),
             tuple(groups),
         )
-        for (bucket, respacing, _, separate), groups in members.items()
+        for (bucket, respacing, _, apart), groups in members.items()
     ]
 
 
@@ -151,8 +143,8 @@ def both_halves(bound: BoundModel) -> BoundModel:
     keys = jnp.concatenate(
         [bound.keys, purpose_keys(bound.keys, Purpose.UNCONDITIONAL)]
     )
-    options = dataclasses.replace(bound.options, guided=False)
-    return dataclasses.replace(bound, keys=keys, options=options)
+    recipe = dataclasses.replace(bound.recipe, guided=False)
+    return dataclasses.replace(bound, keys=keys, recipe=recipe)
 
 
 def group_context(
@@ -199,12 +191,16 @@ def draw_tokens(
     step took, its call of the backbone included."""
     shape = positions.shape
     chains = group_chains(bound, z, scale)
-    if bound.options.chain is None:
+    if bound.recipe.chain is None:
         x = sample_chain(chains, bound.chain_noise(positions))
         return x.reshape(*shape, -1), step_counts(bound, z)
     random = bound.chain_randomness(positions)
     made = speculate_chain(
-        chains, random, bound.drafter, bound.options.chain, active=used.reshape(-1)
+        chains,
+        random,
+        bound.recipe.drafter,
+        bound.recipe.chain,
+        active=used.reshape(-1),
     )
     counts = with_calls(of_chains(made.counts, shape[0]), backbone=calls(len(z)))
     return made.x.reshape(*shape, -1), counts
@@ -218,9 +214,9 @@ def step_counts(bound: BoundModel, z: Array) -> Counts:
 
 
 def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
-    """Returns the chains of a group with contexts z [B', G, D]. scale: of guidance, one
-    or one for each image."""
-    scale = jnp.repeat(scale, z.shape[1])[:, None] if jnp.ndim(scale) else scale
+    """Returns the chains of a group with contexts z [B', G, D]. scale: [B] of
+    guidance."""
+    scale = jnp.repeat(scale, z.shape[1])[:, None]
     return bound.chains(z.reshape(-1, z.shape[-1]), scale)
 
 
@@ -259,108 +255,78 @@ def one_by_one(
 
 def in_segment(bound: BoundModel, segment: Segment) -> BoundModel:
     """Returns the model as steps of this segment see it: with their denoising steps."""
-    if segment.respacing == bound.options.respacing:
+    if segment.respacing == bound.recipe.respacing:
         return bound
     return dataclasses.replace(
         bound,
         time=embed_time(bound.network, bound.params, segment.respacing),
-        options=dataclasses.replace(bound.options, respacing=segment.respacing),
+        recipe=dataclasses.replace(bound.recipe, respacing=segment.respacing),
     )
 
 
-@functools.partial(outermost_jit, static_argnames=("network",))
-def sample(
-    network: TokenModel,
-    params: Any,
-    keys: Array,
-    labels: Array,
-    options: Options,
-    order: Array | None = None,
-    noise: Array | None = None,
-) -> Made:
-    """Generates a batch; the arguments are those of `bind`."""
-    bound = bind(network, params, keys, labels, options, order, noise)
+@outermost_jit
+def generate(batch: Batch) -> Generated:
+    """Makes the images, one AR step after the other, in one program."""
+    bound = bind(batch)
     state = empty_state(bound)
     counts = cache_counts(bound)
-    for segment, groups in plan_segments(network.seq_len, options):
-        state, more = ar_steps(bound, segment, state, group_arrays(groups, options))
+    for segment, groups in plan_segments(batch.network.seq_len, batch.recipe):
+        state, more = ar_steps(bound, segment, state, group_arrays(groups, bound))
         counts = add(counts, more)
-    return output(bound, state.tokens, network.seq_len, counts)
+    return output(bound, state.tokens, batch.network.seq_len, counts)
 
 
-def stream(
-    network: TokenModel,
-    params: Any,
-    keys: Array,
-    labels: Array,
-    options: Options,
-    pieces: int | None = None,
-) -> Iterator[tuple[Array | int, Made]]:
-    """Generates a batch in about so many pieces (an AR step each), for progress bars
-    and animations.
-
-    Yields the number of known tokens ([B] where some were known before), and what there
-    is: tokens (zero where unknown) and what they took.
-    """
-    bound = _bind(network, params, keys, labels, options)
+def stream(batch: Batch) -> Iterator[Generated]:
+    """Yields what there is after each AR step, which is a jitted call of its own."""
+    bound = _bind(batch)
     state = empty_state(bound)
-    segments = plan_segments(network.seq_len, options)
     counts = cache_counts(bound)
-    total = sum(len(groups) for _, groups in segments)
-    several = 1 if pieces is None else -(-total // pieces)
-    for segment, groups in segments:
-        for some in (groups[i : i + several] for i in range(0, len(groups), several)):
-            state, more = _ar_steps(bound, segment, state, group_arrays(some, options))
-            known = some[-1].start + some[-1].size
+    for segment, groups in plan_segments(batch.network.seq_len, batch.recipe):
+        for group in groups:
+            arrays = group_arrays((group,), bound)
+            state, more = _ar_steps(bound, segment, state, arrays)
             counts = add(counts, more)
-            made = _output(bound, state.tokens, known, counts)
-            yield (
-                known if bound.kept is None else jnp.maximum(known, bound.kept.number),
-                made,
-            )
+            yield _output(bound, state.tokens, group.start + group.size, counts)
 
 
 def output(
-    bound: BoundModel, tokens: Array, known: Array | int, counts: Counts
-) -> Made:
-    """Returns what there is when the first `known` tokens are, by position."""
-    images = bound.images
-    length = bound.order.shape[1]
-    visible = (jnp.arange(length) < known)[None, :, None]
-    shown = put_back(bound.kept, jnp.where(visible, tokens[:, :length], 0))
-    ends = jnp.array(
-        [group.start + group.size for group in bound.options.groups(length)]
-    )
-    begun = jnp.zeros(images, jnp.int32) if bound.kept is None else bound.kept.number
-    # Rounds in which a token was missing.
-    rounds = jnp.sum(begun[:, None] < ends, axis=1, dtype=jnp.int32)
-    marks = jnp.zeros((images, length), jnp.int8)
-    return Made(
-        by_position(shown, bound.order[:images]),
-        marks,
-        counts._replace(rounds=rounds),
-    )
+    bound: BoundModel,
+    tokens: Array,
+    final: Array | int,
+    counts: Counts,
+    marks: Array | None = None,
+    gamma: int = 0,
+) -> Generated:
+    """Returns what there is when the first `final` tokens are; a round is an AR step in
+    which a token was missing."""
+    ends = jnp.array([group.start + group.size for group in bound.recipe.groups])
+    known = 0 if bound.kept is None else bound.kept.number[:, None]
+    taken = jnp.broadcast_to(known < ends, (bound.images, len(ends))) & (ends <= final)
+    counts = counts._replace(rounds=jnp.sum(taken, axis=1, dtype=jnp.int32))
+    if marks is None:
+        marks = jnp.zeros(tokens.shape[:2], jnp.int8)
+    return generated(bound, tokens, marks, final, counts, gamma)
 
 
-_bind = jax.jit(bind, static_argnames=("network",))
+_bind = jax.jit(bind)
 _ar_steps = outermost_jit(ar_steps, static_argnames=("segment",))
 _output = jax.jit(output)
 
 
-def group_arrays(groups: tuple[Group, ...], options: Options) -> GroupArrays:
+def group_arrays(groups: tuple[Group, ...], bound: BoundModel) -> GroupArrays:
     """Returns the groups as arrays, [S]."""
     firsts, sizes = (
         jnp.array(column) for column in zip(*((g.start, g.size) for g in groups))
     )
-    return GroupArrays(
-        firsts, sizes, guidance_scale(groups, options.cfg, options.cfg_schedule)
-    )
+    recipe = bound.recipe
+    scale = guidance_scale(groups, recipe.cfg, recipe.cfg_schedule)
+    return GroupArrays(firsts, sizes, scale)
 
 
 def empty_state(bound: BoundModel) -> PlainState:
     """Returns the state before the first AR step."""
     network = bound.network
-    segments = plan_segments(bound.network.seq_len, bound.options)
+    segments = plan_segments(network.seq_len, bound.recipe)
     padded = network.seq_len + max(segment.width for segment, _ in segments) - 1
     tokens = jnp.zeros((bound.images, padded, network.token_dim), bound.dtype)
     cache = None
@@ -369,14 +335,12 @@ def empty_state(bound: BoundModel) -> PlainState:
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
         # From one call; what follows the known tokens is overwritten unread.
         if bound.kept is not None:
-            whole = Segment(
-                network.seq_len, network.seq_len, str(bound.options.respacing)
-            )
+            whole = Segment(network.seq_len, network.seq_len, bound.recipe.respacing)
             _, _, cache = group_context(
                 bound, whole, PlainState(tokens, cache), jnp.int32(0)
             )
     return PlainState(
-        tokens, cache, tokens[:, 0] if bound.options.separate_first else None
+        tokens, cache, tokens[:, 0] if bound.recipe.separate_first else None
     )
 
 

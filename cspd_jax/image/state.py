@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.bound import BoundModel
+from cspd_jax.image.counts import no_counts
 from cspd_jax.image.known import put_back
-from cspd_jax.image.options import Options
-from cspd_jax.image.order import prefix_lengths
-from cspd_jax.image.protocol import TokenModel
+from cspd_jax.image.recipe import Recipe
 from cspd_jax.info import Counts, Exactness
 from cspd_jax.keys import Purpose, purpose_keys
 
@@ -68,15 +67,6 @@ class Speculation:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Draft:
-    """A smaller model that drafts: its network (static) and its parameters."""
-
-    network: TokenModel = dataclasses.field(metadata={"static": True})
-    params: Any = None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class Inputs:
     """What stays the same during a generation.
 
@@ -97,8 +87,8 @@ class Inputs:
     scale: Array
 
     @property
-    def options(self) -> Options:
-        return self.target.options
+    def recipe(self) -> Recipe:
+        return self.target.recipe
 
     @property
     def keys(self) -> Array:
@@ -131,7 +121,7 @@ class Inputs:
     @property
     def width(self) -> int:
         """G"""
-        return max(group.size for group in self.options.groups(self.length))
+        return max(group.size for group in self.recipe.groups)
 
 
 class Paths(NamedTuple):
@@ -152,7 +142,8 @@ class State(NamedTuple):
     group: [B] the group that comes next.
     drafts: [B, gamma, G] of the groups from `group` on.
     num_drafts: [B] how many of them are used.
-    marks: int8 [B, L + padding] what became of drafts, as in `counts.Made`.
+    marks: int8 [B, L + padding] what became of drafts, as in `counts.Trace`.
+    counts: of all rounds so far.
     """
 
     tokens: Array
@@ -160,6 +151,7 @@ class State(NamedTuple):
     drafts: Paths
     num_drafts: Array
     marks: Array
+    counts: Counts
 
 
 def nothing_made(inputs: Inputs) -> State:
@@ -187,14 +179,8 @@ def nothing_made(inputs: Inputs) -> State:
         drafts=Paths(states, laws),
         num_drafts=number,
         marks=jnp.zeros((images, padded), jnp.int8),
+        counts=no_counts(images),
     )
-
-
-def final_tokens(inputs: Inputs, state: State) -> Array:
-    """Counts the tokens of each image that are final, [B]."""
-    made = inputs.start[jnp.minimum(state.group, inputs.start.shape[0] - 1)]
-    kept = inputs.target.kept
-    return made if kept is None else jnp.maximum(made, kept.number)
 
 
 # Where the groups of a generation are: their places, positions, scales and contexts.
@@ -229,11 +215,11 @@ def contexts(
         jnp.tile(rows.reshape(images * many, -1), (halves, 1)),
     )
     # The encoder reads as few tokens as the furthest image allows.
-    buckets = prefix_lengths(inputs.length, inputs.options.prefix_buckets or 1)
-    shortest = jnp.searchsorted(jnp.array(buckets), jnp.max(n_known))
+    prefixes = inputs.recipe.prefixes
+    shortest = jnp.searchsorted(jnp.array(prefixes), jnp.max(n_known))
     read = [
-        functools.partial(bound.network.context, bound.params, bucket=bucket)
-        for bucket in buckets
+        functools.partial(bound.network.context, bound.params, bucket=prefix)
+        for prefix in prefixes
     ]
     z = jax.lax.switch(shortest, read, *arguments)
     return jnp.moveaxis(

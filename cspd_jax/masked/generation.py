@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import shell
+from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError, check_method, check_options
 from cspd_jax.info import Generated, Info
 from cspd_jax.keys import independent_key, keys_per_row
@@ -71,6 +72,7 @@ class Filling:
 
     canvas: Canvas
     way: Speculation | Steps
+    in_place: ClassVar[str] = "cache"
 
     def begin(self) -> State:
         return self.way.begin(self.canvas)
@@ -98,6 +100,12 @@ class Filling:
             claim=claim,
         )
         return Generated(state.text, info)
+
+    def generate(self) -> Generated:
+        return shell.run(self)
+
+    def stream(self) -> Iterator[Generated]:
+        return shell.stream(self)
 
     def split(self) -> tuple[Any, Any]:
         count = len(self.canvas.start)
@@ -147,7 +155,8 @@ def generate(
     """
     filling = prepare(key, model, prompts, method, options)
     total = len(filling.canvas.start) * filling.canvas.places
-    return shell.generate(filling, common_mesh(model), progress, total)
+    bar = Bar(total=total, desc="texts", unit="token", disable=not progress)
+    return shell.generate([filling], common_mesh(model), bar)[0]
 
 
 def stream(
@@ -163,7 +172,7 @@ def stream(
     The arguments are those of `generate`. Places that are still to be filled hold the
     mask's id.
     """
-    return shell.stream(prepare(key, model, prompts, method, options))
+    return prepare(key, model, prompts, method, options).stream()
 
 
 def prepare(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import shell
+from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError, check_method, check_options
 from cspd_jax.info import Exactness, Generated, Info, add
 from cspd_jax.keys import independent_key, keys_per_row
@@ -96,7 +97,9 @@ def generate(
     """
     texts = prepare(key, model, prompts, method, options)
     mesh = common_mesh(model, getattr(method, "draft", None))
-    return shell.generate(texts, mesh, progress, texts.wanted if progress else 0)
+    total = texts.wanted if progress else 0
+    bar = Bar(total=total, desc="texts", unit="token", disable=not progress)
+    return shell.generate([texts], mesh, bar)[0]
 
 
 def stream(
@@ -108,7 +111,7 @@ def stream(
 ) -> Iterator[Generated]:
     """Yields (tokens, info) after each round; the last one is what `generate` returns.
     Same arguments."""
-    return shell.stream(prepare(key, model, prompts, method, options))
+    return prepare(key, model, prompts, method, options).stream()
 
 
 @jax.tree_util.register_dataclass
@@ -117,6 +120,7 @@ class Texts:
     """Prompts that are continued: an `Algorithm` of the shell."""
 
     inputs: Inputs
+    in_place: ClassVar[str] = "cache"
 
     @property
     def wanted(self) -> int:
@@ -146,6 +150,12 @@ class Texts:
             claim=_claim(self.inputs),
         )
         return Generated(state.tokens, info)
+
+    def generate(self) -> Generated:
+        return shell.run(self)
+
+    def stream(self) -> Iterator[Generated]:
+        return shell.stream(self)
 
     def split(self) -> tuple[Inputs, dict[str, Any]]:
         shared = {name: getattr(self.inputs, name) for name in _SHARED}

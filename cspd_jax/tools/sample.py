@@ -33,12 +33,11 @@ from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import progress
-from cspd_jax.image import pixels, resolve
-from cspd_jax.image.generation import Request, claim_of, of_images
-from cspd_jax.image.generation import run as generate
+from cspd_jax.image import Batch, pixels, prepare
+from cspd_jax.image.generation import Request, make
 from cspd_jax.info import Exactness
-from cspd_jax.keys import row_keys
 from cspd_jax.models import VAE
+from cspd_jax.parallel import common_mesh
 
 MANIFEST = "manifest.json"
 
@@ -84,15 +83,7 @@ def run(args: argparse.Namespace) -> None:
     request = _images.request_of(
         args, model, vae, np.resize(_images.read_labels(args, model), args.n)
     )
-    options = resolve(model, request.method, request.options, args.n)
-    sample(
-        request._replace(options=options),
-        args.out,
-        args.batch,
-        vae,
-        args.tokens,
-        process,
-    )
+    sample(request, args.out, args.batch, vae, args.tokens, process)
     sync_global_devices("samples")  # after which all shards are there
     if jax.process_index() == 0:
         report = finish(args.out, args.npz)
@@ -114,51 +105,48 @@ def sample(
 ) -> None:
     """Makes the shards of one process that are not there, each of a batch.
 
-    request: of all images, its options settled (`cspd_jax.image.resolve`).
+    request: of all images.
     tokens: whether tokens are stored.
     process: (i, n): this one makes the shards whose numbers are i modulo n.
     """
     images = len(request.labels)
     batch = min(batch, images)
-    _begin(folder, _manifest(request, batch, vae, tokens))
+    asked = prepare(*request)
+    _begin(folder, _manifest(request, asked, batch, vae, tokens))
     own = range(process[0], -(-images // batch), process[1])
     paths = {i: folder / "shards" / f"{i:05d}.npz" for i in own}
     missing = {i: path for i, path in paths.items() if not path.exists()}
     with Bar(total=len(missing) * batch, desc=str(folder), unit="image") as bar:
         for i, path in missing.items():
-            write_arrays(path, **_make(request, i * batch, batch, vae, tokens))
+            # The last batch is filled up by its last image, which is dropped.
+            index = np.minimum(i * batch + np.arange(batch), images - 1)
+            count = min(batch, images - i * batch)
+            write_arrays(path, **_make(request, asked[index], count, vae, tokens))
             bar.update(batch)
 
 
 def _make(
-    request: Request, first: int, batch: int, vae: VAE | None, tokens: bool
+    request: Request, asked: Batch, count: int, vae: VAE | None, tokens: bool
 ) -> dict[str, Any]:
-    """Makes the arrays of the shard that begins with image `first`. The last batch is
-    filled up by its last image, which is dropped."""
+    """Makes the arrays of a shard, of the first images of a batch."""
     model = request.model
-    labels = np.asarray(request.labels, np.int32)
-    index = np.minimum(first + np.arange(batch), len(labels) - 1)
-    keys = row_keys(request.key, batch, first)[index - first]
-    options = of_images(request.options, index)
-    made, info = generate(keys, model, labels[index], request.method, options)
-    count = min(batch, len(labels) - first)
+    made, info = make(asked, common_mesh(model, request.method.draft_model))
     images = np.asarray(made)[:count]
     finite = np.isfinite(images).all(axis=(1, 2))
     if not finite.any():
         raise UserError(
-            f"the images from number {first} on are all NaN or infinity: the model"
-            " diverged"
+            "the images of a shard are all NaN or infinity: the model diverged"
         )
     arrays = {
         "arr_0": pixels.to_images(model, images, vae),
-        "labels": labels[index[:count]],
+        "labels": np.asarray(asked.labels)[:count],
     }
     arrays |= {"finite": finite, "truncated": np.asarray(info.truncated)[:count]}
     return arrays | ({"tokens": images} if tokens else {})
 
 
 def _manifest(
-    request: Request, batch: int, vae: VAE | None, tokens: bool
+    request: Request, asked: Batch, batch: int, vae: VAE | None, tokens: bool
 ) -> dict[str, Any]:
     """Says everything that the images depend on, as JSON, and whether they have the
     target's law."""
@@ -166,7 +154,8 @@ def _manifest(
     weights = lambda it: (
         None if it is None else f"{it.name} {fingerprint(it.config, it.params)}"
     )
-    known = None if options.known is None else fingerprint("known", options.known)
+    recipe = asked.recipe
+    known = None if recipe.known is None else fingerprint("known", recipe.known)
     manifest = {
         "version": __version__,
         "images": len(labels),
@@ -183,8 +172,8 @@ def _manifest(
             "criterion": method.criterion_name,
         },
         "draft": weights(method.draft_model),
-        "sampler": {**options.report(), "known": known},
-        **claim_of(method, options)._asdict(),
+        "sampler": {**options.report(), **recipe.report(), "known": known},
+        **recipe.claim._asdict(),
     }
     return json.loads(json.dumps(manifest))
 

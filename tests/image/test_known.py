@@ -4,7 +4,6 @@ import dataclasses
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from laws import FALSE_ALARM
@@ -14,7 +13,7 @@ from test_token_speculation import law_of
 
 import cspd_jax
 from cspd_jax import Known, Options, UserError
-from cspd_jax.image import Plain, bound, generate, resolve, sample, stream
+from cspd_jax.image import Plain, bound, generate, prepare, stream
 from cspd_jax.models import ImageModel
 
 MODEL = ImageModel("linear", LinearTokens(), None)
@@ -108,19 +107,14 @@ def test_batches_and_streams():
 
 
 def test_one_program_for_all_masks():
-    settled = resolve(MODEL, options=Options(known=some_known(3), num_iter=3), images=3)
+    options = Options(known=some_known(3), num_iter=3)
+    batch = prepare(jax.random.key(0), MODEL, [0, 1, 0], options=options)
 
     @jax.jit
     @chex.assert_max_traces(1)
     def run(tokens, mask):
-        own = dataclasses.replace(settled, known=Known(tokens, mask))
-        return sample(
-            MODEL.network,
-            None,
-            cspd_jax.row_keys(jax.random.key(0), 3),
-            jnp.arange(3) % 2,
-            own,
-        )[0]
+        recipe = dataclasses.replace(batch.recipe, known=Known(tokens, mask))
+        return dataclasses.replace(batch, recipe=recipe).generate().tokens
 
     known = some_known(3)
     for mask in (known.mask, ~known.mask, np.ones_like(known.mask)):

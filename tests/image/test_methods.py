@@ -123,17 +123,18 @@ def test_the_same_options_have_one_distribution(folder, model):
 def test_gains_are_fitted_once_or_read(folder, model, capsys):
     """Without a file they are fitted in the call, each setting its own; `calibrate`
     writes the same ones into the checkpoint, which stays one."""
-    options = Options(num_iter=16, respacing="ddim10", guided=True, cfg=2.0)
-    first = calibration.drafter_for(model, options)
-    assert calibration.drafter_for(model, options) is first
-    cold = calibration.drafter_for(model, dataclasses.replace(options, temperature=0.9))
+    asked = Options(num_iter=16, respacing="ddim10", cfg=2.0)
+    recipe = resolve(model, options=asked)
+    first = calibration.drafter_for(model, recipe)
+    assert calibration.drafter_for(model, recipe) is first
+    cold = calibration.drafter_for(model, dataclasses.replace(recipe, temperature=0.9))
     assert np.any(cold.gain != first.gain)
     assert main(["calibrate", str(folder / "target"), "--cfg", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     written = calibration.read(Path(said["out"]))
     chex.assert_trees_all_equal(written, first)
     chex.assert_trees_all_equal(
-        calibration.drafter_for(cspd_jax.load(folder / "target"), options), written
+        calibration.drafter_for(cspd_jax.load(folder / "target"), recipe), written
     )
     assert [f.name for f in (folder / "target" / "gains").iterdir()] == [
         "ddim10-cfg2-linear-t1.npz"

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value, normals_p_value
-from linear_tokens import noise_of
+from linear_tokens import LinearTokens, noise_of
 from samplers import IMAGE
 
 from cspd_jax import image
@@ -16,6 +16,7 @@ from cspd_jax.image import ChainSpeculation, Options, Plain, Spread
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.order import random_order, reveal_groups
 from cspd_jax.image.sampler import plan_segments
+from cspd_jax.models import ImageModel
 
 
 def orders(order, length, count=3):
@@ -36,9 +37,9 @@ def test_groups_cover_every_token_once_and_segments_hold_them(length, num_iter):
         num_iter, length
     )
     for sizes in (1, 4):
-        segments = plan_segments(
-            length, Options(num_iter=num_iter, prefix_buckets=sizes)
-        )
+        options = Options(num_iter=num_iter, prefix_buckets=sizes)
+        model = ImageModel("any", LinearTokens(seq_len=length), None)
+        segments = plan_segments(length, image.resolve(model, options=options))
         assert (
             tuple(g for _, groups in segments for g in groups) == groups
             and len(segments) <= sizes
@@ -100,10 +101,12 @@ LOSSY = pytest.mark.parametrize("name", ["annealed", "annealed checkerboard"])
 @LOSSY
 def test_head_calls_are_those_of_its_schedules(name):
     keys, model, labels, method, options = IMAGE[name].request(0)
-    settled = image.resolve(model, method, options, len(labels))
-    assert [
-        make_schedule(respacing).num_steps for respacing in settled.respacings(9)
-    ] == [10, 3, 3]
+    recipe = image.resolve(model, method, options, len(labels))
+    assert [make_schedule(respacing).num_steps for respacing in recipe.respacings] == [
+        10,
+        3,
+        3,
+    ]
     _, info = image.generate(keys, model, labels, method, options)
     assert (
         info.calls["head"].sequential == 16 and info.calls["backbone"].sequential == 3

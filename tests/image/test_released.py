@@ -7,21 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from batches import batch_of
 from linear_tokens import LinearTokens
 from runner_cases import RUNNER_GROUPS, recorded_ends, runner, runner_generation
 from scipy.stats import norm
 
-from cspd_jax.image import released, sampler
+from cspd_jax.image import Released, released
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import reveal_groups
-from cspd_jax.image.released import RunnerOptions, accept_uniforms, proposal_numbers
-from cspd_jax.image.state import Draft
+from cspd_jax.image.recipe import Draft
+from cspd_jax.image.released import accept_uniforms, proposal_numbers
 from cspd_jax.keys import row_keys
 
 TARGET = LinearTokens()
 DRAFT = LinearTokens(pull=1.45, offset=0.42)
 OPTIONS = Options(num_iter=9, respacing=TARGET.spec, final_noise=False)  # 6 tokens
-RUNNER = RunnerOptions(gamma=2, prefill=0.1)
+RUNNER = Released(None, gamma=2, prefill=0.1)
 KEYS = row_keys(jax.random.key(5), 4)
 LABELS = jnp.zeros(4, jnp.int32)
 
@@ -72,22 +73,22 @@ def letters(steps):
 
 
 @pytest.mark.parametrize(
-    "length, num_iter, options, expected",
+    "length, num_iter, runner, expected",
     [
-        (16, 16, RunnerOptions(4), "TTTDDT DDDDT DDDDT DDDT"),
-        (16, 6, RunnerOptions(2, 0.05), "TDDT DDT DT"),
-        (16, 8, RunnerOptions(4, 1.0), "TTTTTTTT"),
-        (16, 4, RunnerOptions(9, 0.0), "TDDDT"),
+        (16, 16, Released(None, 4), "TTTDDT DDDDT DDDDT DDDT"),
+        (16, 6, Released(None, 2, 0.05), "TDDT DDT DT"),
+        (16, 8, Released(None, 4, 1.0), "TTTTTTTT"),
+        (16, 4, Released(None, 9, 0.0), "TDDDT"),
         (
             4,
             9,
-            RunnerOptions(4, 0.0),
+            Released(None, 4, 0.0),
             "TDDT DT",
         ),  # steps 3 to 7 reveal nothing, but a block ends at step 4
     ],
 )
-def test_schedule(length, num_iter, options, expected):
-    steps = released.schedule(length, num_iter, options)
+def test_schedule(length, num_iter, runner, expected):
+    steps = released.schedule(length, num_iter, runner)
     assert tuple(step.group for step in steps) == reveal_groups(length, num_iter)
     assert letters(steps) == expected
     drafted = [
@@ -102,18 +103,16 @@ def test_schedule(length, num_iter, options, expected):
 
 def draw(draft=DRAFT, options=OPTIONS, runner=RUNNER, **of_runner):
     runner = dataclasses.replace(runner, **of_runner)
-    made = released.sample(
-        TARGET, None, KEYS, LABELS, options, runner=runner, draft=Draft(draft)
-    )
-    return jax.tree.map(np.asarray, made)
+    batch = batch_of(TARGET, None, KEYS, LABELS, options, Draft(draft))
+    return jax.tree.map(np.asarray, released.generate(batch, runner))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "runner, draft, cfg_schedule, temperature",
     [
-        (RunnerOptions(1, 0.0), TARGET, "linear", 0.8),
-        (RunnerOptions(3, 1.0), DRAFT, "constant", 1.1),
+        (Released(None, 1, 0.0), TARGET, "linear", 0.8),
+        (Released(None, 3, 1.0), DRAFT, "constant", 1.1),
     ],
 )
 def test_equal_to_the_plain_sampler(runner, draft, cfg_schedule, temperature):
@@ -122,28 +121,26 @@ def test_equal_to_the_plain_sampler(runner, draft, cfg_schedule, temperature):
     options = dataclasses.replace(
         OPTIONS,
         num_iter=3,
-        guided=True,
         cfg=1.5,
         cfg_schedule=cfg_schedule,
         temperature=temperature,
     )
-    expected = sampler.sample(TARGET, None, KEYS, LABELS, options).tokens
-    found = draw(draft=draft, options=options, runner=runner)
-    chex.assert_trees_all_close(found.tokens, expected, atol=1e-5)
-    assert found.counts.truncated.sum() == 0 and (found.marks >= 0).all()
+    plain = batch_of(TARGET, None, KEYS, LABELS, options).generate()
+    found, info = draw(draft=draft, options=options, runner=runner)
+    chex.assert_trees_all_close(found, plain.tokens, atol=1e-5)
+    assert info.truncated.sum() == 0 and (info.trace.marks >= 0).all()
 
 
 @pytest.mark.slow
 def test_tokens_without_a_taken_proposal_are_zero():
     """A draft that is nearly right, but rejected at this inner temperature: proposals
     are rarely taken."""
-    found = draw(
+    found, info = draw(
         draft=LinearTokens(offset=0.4001), inner_temperature=1e-5, max_resamples=1
     )
-    zero = ~found.tokens.any(-1)
-    assert (
-        found.counts.truncated.sum() == zero.sum() > 0 and (found.marks[zero] < 0).all()
-    )
+    zero = ~found.any(-1)
+    assert info.truncated.sum() == zero.sum() > 0
+    assert (info.trace.marks[zero] < 0).all()
 
 
 def test_nothing_random_of_a_block_is_used_twice():

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from batches import batch_of
 from laws import FALSE_ALARM
 from recorded import GOLDEN, network
 
@@ -20,8 +21,9 @@ from cspd_jax.image import rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.image.recipe import Draft
 from cspd_jax.image.rounds import PathCriterion
-from cspd_jax.image.state import Draft, Speculation
+from cspd_jax.image.state import Speculation
 from cspd_jax.keys import row_keys
 from cspd_jax.tools.evaluation.equality import (
     by_moments,
@@ -31,31 +33,26 @@ from cspd_jax.tools.evaluation.equality import (
 
 
 def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **options):
-    """Tokens [N, L, d], and what the sampler returned."""
+    """Tokens [N, L, d], and what happened."""
     target = network(GOLDEN, "cspd_target")
-    more = {}
     if draft:
         small = network(GOLDEN, draft, target)
-        more["draft"] = Draft(small.model, small.params)
+        draft = Draft(small.model, small.params)
     how = Options(
         num_iter=num_iter,
         respacing="ddim8",
-        guided=cfg != 1,
         cfg=cfg,
         final_noise=True,
         **options,
     )
-    given = (
-        target.model,
-        target.params,
-        row_keys(jax.random.key(seed), count),
-        jnp.zeros(count, jnp.int32),
-    )
+    keys = row_keys(jax.random.key(seed), count)
+    labels = jnp.zeros(count, jnp.int32)
+    batch = batch_of(target.model, target.params, keys, labels, how, draft)
     if ahead is None:
-        found = sampler.sample(*given, how)
+        tokens, info = sampler.generate(batch)
     else:
-        found = rounds.sample(*given, how, speculation=ahead, **more)
-    return np.asarray(found.tokens, np.float64), found
+        tokens, info = rounds.generate(batch, ahead)
+    return np.asarray(tokens, np.float64), info
 
 
 @functools.cache
@@ -107,11 +104,11 @@ WRONG = {
 @pytest.mark.parametrize("name", WAYS)
 def test_images(name):
     count, cfg, num_iter, how = WAYS[name]
-    tokens, found = images(1, count, cfg, num_iter, **how)
+    tokens, info = images(1, count, cfg, num_iter, **how)
     assert p_value(tokens, reference(count, cfg, num_iter)) > FALSE_ALARM
-    assert not np.any(found.counts.truncated)
+    assert not np.any(info.truncated)
     if "ahead" in how:
-        assert np.any(found.marks > 0) and np.any(found.marks < 0)
+        assert np.any(info.trace.marks > 0) and np.any(info.trace.marks < 0)
 
 
 @pytest.mark.slow

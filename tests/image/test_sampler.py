@@ -4,11 +4,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from batches import batch_of
 from golden_cases import fixture
 from linear_tokens import LinearTokens
 
 from cspd_jax.image import sampler
-from cspd_jax.image.bound import BoundModel
+from cspd_jax.image.bound import bind
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 
@@ -22,20 +23,17 @@ def test_encoder_sizes_do_not_change_the_result():
         num_iter=6, respacing="ddim8", final_noise=False, prefix_buckets=sizes
     )
     one, three = (
-        sampler.sample(f.model, f.params, KEYS, labels, options(sizes)).tokens
+        batch_of(f.model, f.params, KEYS, labels, options(sizes)).generate().tokens
         for sizes in (1, 3)
     )
     chex.assert_trees_all_close(three, one, atol=2e-4)
 
 
 def test_halves_of_guidance_that_are_drawn_apart_have_keys_of_their_own():
-    order = jnp.tile(jnp.arange(4), (4, 1))
-    bound = BoundModel(
-        None, None, Options(guided=True), KEYS, order, jnp.zeros((8, 1)), None, None
-    )
-    both = sampler.both_halves(bound)
+    guided = batch_of(LinearTokens(), None, KEYS, jnp.zeros(4), Options(cfg=2.0))
+    both = sampler.both_halves(bind(guided))
     keys = np.asarray(jax.random.key_data(both.keys))
-    assert len(np.unique(keys, axis=0)) == 8 and not both.options.guided
+    assert len(np.unique(keys, axis=0)) == 8 and not both.recipe.guided
     chex.assert_trees_all_equal(both.keys[:4], KEYS)
 
 
@@ -66,13 +64,10 @@ class Cached(LinearTokens):
 
 
 def test_a_model_with_a_cache_of_its_context():
-    options = Options(
-        num_iter=4, respacing="ddim10", guided=True, cfg=1.5, prefix_buckets=2
-    )
+    options = Options(num_iter=4, respacing="ddim10", cfg=1.5, prefix_buckets=2)
     arguments = (None, KEYS[:3], jnp.zeros(3, jnp.int32), options)
-    expected = sampler.sample(LinearTokens(), *arguments).tokens
-    chex.assert_trees_all_close(
-        sampler.sample(Cached(), *arguments).tokens, expected, atol=1e-5
-    )
-    *_, (_, out) = sampler.stream(Cached(), *arguments)
-    chex.assert_trees_all_close(out.tokens, expected, atol=1e-5)
+    expected = batch_of(LinearTokens(), *arguments).generate().tokens
+    cached = batch_of(Cached(), *arguments)
+    *_, last = cached.stream()
+    for found in (cached.generate(), last):
+        chex.assert_trees_all_close(found.tokens, expected, atol=1e-5)

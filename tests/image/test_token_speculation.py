@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from batches import batch_of
 from laws import FALSE_ALARM, normals_p_value
 from linear_tokens import LinearTokens, noise_of
 from samplers import IMAGE, TARGET, each
@@ -19,8 +20,9 @@ from cspd_jax.image import paper, rounds
 from cspd_jax.image.methods import DraftSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.image.recipe import Draft
 from cspd_jax.image.rounds import drafted_groups, laws
-from cspd_jax.image.state import Draft, Speculation, scales
+from cspd_jax.image.state import Speculation, scales
 from cspd_jax.keys import Purpose, row_keys
 from cspd_jax.models import ImageModel
 
@@ -250,9 +252,10 @@ def test_sigma_of_the_paper():
     keys = row_keys(jax.random.key(3), 2)
     labels = jnp.zeros(2, jnp.int32)
     printed = Speculation(PaperCriterion(), 2, None, 0.0)
-    inputs, state = rounds.begin(
-        TARGET, None, keys, labels, how, speculation=printed, draft=Draft(narrow)
-    )
+    batch = batch_of(TARGET, None, keys, labels, how, Draft(narrow))
+    begun = rounds.bound_rounds(batch, printed)
+    inputs = begun.inputs
+    state = begun.begin()
 
     @jax.jit
     def log_sigma(inputs, state):

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import nextstep_tiny as tiny
 import numpy as np
 import pytest
+from batches import batch_of
 
 import cspd_jax
 from cspd_jax import hub
 from cspd_jax.check import UserError
 from cspd_jax.converters import nextstep as converter
-from cspd_jax.image import generate, pixels, prompts, sampler
+from cspd_jax.image import generate, pixels, prompts
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.drafters import frozen
 from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import NextStepConfig
@@ -60,9 +60,9 @@ def test_generation(model, name):
     keys = row_keys(jax.random.key(0), 2)
     network = run.model.network
     params = run.model.params
-    out = sampler.sample(
-        network, params, keys, jnp.arange(2), run.options, noise=run.noise
-    )
+    labels = jnp.arange(2)
+    batch = batch_of(network, params, keys, labels, run.options, noise=run.noise)
+    out = batch.generate()
     close(out.tokens, A[f"gen/{name}/tokens"], 1e-4)
 
 
@@ -104,8 +104,9 @@ NEGATIVE = [71, 48, 23, 22, 86, 92]
 def test_speculation(model):
     """Fewer head calls for two images of each prompt."""
     bound = prompts.bind(model, IDS, NEGATIVE, grid=(2, 3))
-    chain = {"denoise": ChainSpeculation(4), "chain_drafter": frozen(12, 16)}
-    options = ImageOptions(cfg=2.0, cfg_schedule="constant", respacing=12, **chain)
+    options = ImageOptions(
+        cfg=2.0, cfg_schedule="constant", respacing=12, denoise=ChainSpeculation(4)
+    )
     tokens, info = generate(jax.random.key(3), bound, [0, 0, 1, 1], options=options)
     assert tokens.shape == (4, 6, 16) and np.isfinite(tokens).all() and info.exact
     assert info.trace.chain_accepted.all() and info.calls["head"].sequential < 6 * 12

@@ -1,5 +1,6 @@
 """SphereAR: against numbers recorded from the PyTorch implementation, and its files."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -9,15 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from batches import batch_of
 
 from cspd_jax import generate, models
 from cspd_jax.converters import sphere as converter
 from cspd_jax.converters._tables import Shapes
 from cspd_jax.converters.source import Options, convert, make_config, open_source
-from cspd_jax.image import sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options as ImageOptions
-from cspd_jax.image.order import RISING, Raster
 from cspd_jax.networks import sphere
 from cspd_jax.networks.config import SPHERE_PRESETS
 from cspd_jax.training.image.flow import flow_objective
@@ -75,18 +75,15 @@ def test_whole_generations(name, run):
         rest = recorded[f"pos{i:03d}/step_noise"]
         noise[-1, : len(first), i] = first
         noise[1:-1, : len(first), i] = rest[::-1]
-    schedule = "constant" if constant else RISING
+    schedule = "constant" if constant else "linear"
     options = ImageOptions(
-        respacing=f"flow{int(steps)}",
-        guided=cfg > 1,
-        cfg=cfg,
-        cfg_schedule=schedule,
-        order=Raster(),
+        respacing=f"flow{int(steps)}", cfg=float(cfg), cfg_schedule=schedule
     )
-    assert options.separate_first == (cfg > 1 and not constant)
     keys = jax.random.split(jax.random.key(0), images)
-    noise = noise if options.separate_first else noise[:, :images]
-    out = sampler.sample(model, params, keys, recorded["labels"], options, noise=noise)
+    batch = batch_of(model, params, keys, recorded["labels"], options)
+    assert batch.recipe.separate_first == (cfg > 1 and not constant)
+    noise = noise if batch.recipe.separate_first else noise[:, :images]
+    out = dataclasses.replace(batch, noise=noise).generate()
     close(
         out.tokens,
         recorded["latents"],

@@ -141,21 +141,15 @@ def test_inside_a_caller_s_jit(way):
 @each(samplers.IMAGE, quick=("plain, chains",))
 def test_images_inside_a_caller_s_jit(way):
     """With guidance that is traced."""
-    keys, model, labels, method, options = way.request(0)
-    options = image.resolve(model, method, options, ROWS)
-    run = jax.jit(
-        lambda keys, cfg: image.sample(
-            model.network,
-            None,
-            keys,
-            labels,
-            dataclasses.replace(options, cfg=cfg),
-            method,
-        )[0]
-    )
-    chex.assert_trees_all_close(
-        run(keys, np.asarray(options.cfg)), generate(way, 0)[0], atol=1e-5
-    )
+    batch = image.prepare(*way.request(0))
+
+    @jax.jit
+    def run(keys, cfg):
+        recipe = dataclasses.replace(batch.recipe, cfg=cfg)
+        return dataclasses.replace(batch, keys=keys, recipe=recipe).generate().tokens
+
+    found = run(batch.keys, batch.recipe.cfg)
+    chex.assert_trees_all_close(found, generate(way, 0)[0], atol=1e-5)
 
 
 @each(quick=("plain, chains", "self", "text, block, model, adapted", "masked, ssd"))
@@ -169,9 +163,8 @@ def test_counts_add_up(way):
 
 def check_image(way, request, tokens, info):
     _, model, _, method, options = request
-    options = image.resolve(model, method, options, ROWS)
+    recipe = image.resolve(model, method, options, ROWS)
     marks = np.asarray(info.trace.marks)
-    groups = options.groups(way.network.seq_len)
     plain = method.name == "plain"
     chex.assert_shape(tokens, (ROWS, way.network.seq_len, 2))
     chex.assert_tree_all_finite(tokens)
@@ -182,10 +175,10 @@ def check_image(way, request, tokens, info):
         info.made == way.network.seq_len
     )
     assert np.all(info.trace.chain_accepted <= info.trace.chain_tested)
-    assert np.any(info.trace.chain_tested > 0) == (options.chain is not None)
-    assert np.all((info.rounds >= 1) & (info.rounds <= 2 * len(groups)))
+    assert np.any(info.trace.chain_tested > 0) == (recipe.chain is not None)
+    assert np.all((info.rounds >= 1) & (info.rounds <= 2 * len(recipe.groups)))
     backbone = info.calls["backbone"]
-    halves = 2 if options.guided else 1
+    halves = 2 if recipe.guided else 1
     assert (
         backbone.sequential >= 1
         and backbone.rows >= halves * ROWS * backbone.sequential

@@ -10,7 +10,7 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import __main__ as cli
-from cspd_jax.image.generation import Request, resolve
+from cspd_jax.image.generation import Request
 from cspd_jax.image.methods import Plain
 from cspd_jax.image.options import Options
 from cspd_jax.tools import sample
@@ -32,7 +32,7 @@ def asked(target):
         model,
         np.arange(10) % 5,
         Plain(),
-        resolve(model, options=OPTIONS),
+        OPTIONS,
     )
 
 
@@ -77,7 +77,7 @@ def test_interruption_and_continuation(whole, asked, target, tmp_path, monkeypat
     make = sample._make
 
     def interrupted(*arguments):
-        if arguments[1] == 4:
+        if arguments[1].labels[0] == 4:  # of the fifth image
             raise KeyboardInterrupt
         return make(*arguments)
 
