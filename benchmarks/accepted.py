@@ -66,8 +66,8 @@ def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[in
     method = cspd_jax.SelfSpeculation(gamma, coupled=coupled)
     options = cspd_jax.Options(**model.sampling)
     labels = np.arange(IMAGES) % model.config.num_classes
-    way = method.speculation(model.config.seq_len)
     batch = prepare(jax.random.key(0), model, labels, method, options)
+    way = method.speculation(batch)
     begun = rounds.bound_rounds(batch, way)
     inputs = begun.inputs
     state = begun.begin()

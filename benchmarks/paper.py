@@ -38,10 +38,10 @@ from cspd_jax.image import (
     Released,
     SelfSpeculation,
 )
-from cspd_jax.image.generation import Request
 from cspd_jax.image.options import Options
 from cspd_jax.keys import seed_key
 from cspd_jax.reports.pictures import acceptance_maps, titled
+from cspd_jax.shell import Request
 
 # Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256;
 # acceptance without and with alignment. What else the file quotes, acceptance and
@@ -176,7 +176,7 @@ class Runs:
                 times.append(timed_images(request)[2])
             verdict = "exact" if info.exact else "lossy"
             self.kept[key] = Made(
-                tokens, request.labels, info, min(times) / images, verdict
+                tokens, request.what, info, min(times) / images, verdict
             )
         return self.kept[key]
 

@@ -50,11 +50,11 @@ from cspd_jax.image import (
     SelfSpeculation,
     pixels,
 )
-from cspd_jax.image.generation import Request
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.reports.pictures import titled
+from cspd_jax.shell import Request
 from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.tools.evaluation.equality import TESTS
 from cspd_jax.training.data.words import BLANK
@@ -370,7 +370,7 @@ def run(
     def pictures(name: str, n: int, seed: int, file: str) -> tuple[dict, Pictures]:
         request = request_of(CELLS[name], target, draft, args.toy)
         made = generate(request, n, seed, keep / f"{file}.npz")
-        labels = np.resize(request.labels, n)
+        labels = np.resize(request.what, n)
         images = pixels.to_images(target, made["tokens"])
         return made, Pictures(
             made["tokens"].reshape(n, -1), labels, reader(images, labels).words

@@ -14,9 +14,9 @@ if (_ROOT / "converters" / "source.py").is_file() and not (
 from cspd_jax import image, masked, parallel, text
 from cspd_jax._utils.compilation import DEVICE_LOOPS, device_loops
 from cspd_jax.check import UserError
+from cspd_jax.comparison import compare, fastest
 from cspd_jax.hub import load
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.comparison import fastest
 from cspd_jax.image.generation import generate, stream
 from cspd_jax.image.known import Known
 from cspd_jax.image.methods import DraftSpeculation, Plain, SelfSpeculation
@@ -41,6 +41,7 @@ __all__ = [
     "UserError",
     "__version__",
     "citation",
+    "compare",
     "device_loops",
     "fastest",
     "generate",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
-from cspd_jax.check import UserError
+from cspd_jax.check import UserError, is_out_of_memory
 
 Request = TypeVar("Request")
 Made = TypeVar("Made")
@@ -56,17 +55,24 @@ class Choice(NamedTuple, Generic[Request]):
 def median_seconds(
     runs: Mapping[str, Callable[[], Any]], repeats: int = 5, longest: float = 20.0
 ) -> dict[str, float]:
-    """Measures the median seconds of each run, in turns. Each is called once before, to
-    be compiled."""
+    """Measures the median seconds of each run, in turns; what does not fit into memory
+    takes for ever. Each is called once before, to be compiled."""
     # Each has its own clock, by which they would choose differently.
     if jax.process_count() > 1:
         raise UserError(
             "nothing is chosen by time across processes: say which --method"
         )
-    for run in runs.values():
-        jax.block_until_ready(run())
-    turns = seconds_in_turns(runs, repeats, longest)
-    return {name: statistics.median(several) for name, several in turns.items()}
+    fitting = {}
+    for name, run in runs.items():
+        try:
+            jax.block_until_ready(run())
+            fitting[name] = run
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+    turns = seconds_in_turns(fitting, repeats, longest)
+    found = {name: statistics.median(several) for name, several in turns.items()}
+    return dict.fromkeys(runs, float("inf")) | found
 
 
 def fastest_of(seconds: Mapping[str, float], plain: str) -> str:
@@ -75,27 +81,6 @@ def fastest_of(seconds: Mapping[str, float], plain: str) -> str:
     return min(
         seconds, key=lambda name: seconds[name] * (1.0 if name == plain else _HANDICAP)
     )
-
-
-def named(methods: Sequence[Any], name: Callable[[Any], str]) -> dict[str, Any]:
-    """Returns the methods by their names, of which no two may have one."""
-    found = {name(method): method for method in methods}
-    if len(found) < len(methods):
-        names = ", ".join(map(name, methods))
-        raise UserError(f"two of the methods have one name: {names}")
-    return found
-
-
-def choose(
-    ways: Mapping[str, Request], run: Callable[[Request], Any]
-) -> Choice[Request]:
-    """Returns the fastest of several requests, the first of which is the plain one;
-    `run` runs one."""
-    seconds = median_seconds(
-        {name: functools.partial(run, request) for name, request in ways.items()}
-    )
-    way = fastest_of(seconds, next(iter(ways)))
-    return Choice(ways[way], way, seconds)
 
 
 def timed(

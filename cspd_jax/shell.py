@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,16 @@ from cspd_jax.info import Generated
 from cspd_jax.parallel import replicate, spread
 
 Array = jax.Array
+
+
+class Request(NamedTuple):
+    """The arguments of a family's `generate`. what: labels, or prompts."""
+
+    key: Any
+    model: Any
+    what: Any
+    method: Any
+    options: Any
 
 
 class Rows(Protocol):

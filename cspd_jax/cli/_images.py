@@ -16,13 +16,14 @@ from cspd_jax._utils.files import files_in
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import add_common, add_fields, from_flags, labels
 from cspd_jax.image import pixels, prompts
-from cspd_jax.image.generation import Request, as_labels
+from cspd_jax.image.generation import as_labels
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.options import FIELDS
 from cspd_jax.image.regions import NAMES, size_of
 from cspd_jax.keys import seed_key
 from cspd_jax.models import VAE, ImageModel
 from cspd_jax.parallel import default_mesh
+from cspd_jax.shell import Request
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 

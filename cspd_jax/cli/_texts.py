@@ -4,7 +4,6 @@ reference, and what is printed of both."""
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping
@@ -18,11 +17,12 @@ from cspd_jax._utils import compilation
 from cspd_jax._utils.options import reported
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import add_common, progress
+from cspd_jax.comparison import side_by_side
 from cspd_jax.info import Info
-from cspd_jax.measure import timed
 from cspd_jax.models import TextModel
 from cspd_jax.reports import report
 from cspd_jax.sampling import NO_TOKEN
+from cspd_jax.shell import Request
 from cspd_jax.tokenizers import load_tokenizer
 
 _DEFAULT = "Return a list of"
@@ -79,8 +79,7 @@ def open_model(
 def run(
     args: argparse.Namespace,
     tokenizer: Any,
-    ways: Mapping[str, Any],
-    generate: Callable,
+    ways: Mapping[str, Request],
     rows: Rows,
     **told: Any,
 ) -> None:
@@ -88,15 +87,9 @@ def run(
     prints the texts and what happened; or all of it as JSON. told: for the report,
     besides."""
     request, *others = ways.values()
-    runs = {way: functools.partial(generate, *one) for way, one in ways.items()}
-    made = timed(runs, 3 if others else 1)
-    infos = {
-        way: dataclasses.replace(info, seconds=seconds)
-        for way, ((_, info), seconds) in made.items()
-    }
-    tokens, *reference = (
-        np.asarray(generated.tokens) for generated, _ in made.values()
-    )
+    made = side_by_side(ways, 3 if others else 1)
+    infos = {way: found.info for way, found in made.items()}
+    tokens, *reference = (np.asarray(found.tokens) for found in made.values())
     info = next(iter(infos.values()))
     if lost := int(np.sum(np.any(tokens == NO_TOKEN, axis=1))):
         progress(
@@ -116,7 +109,7 @@ def run(
         told = report.make_report(request.model, info, options, **told, seed=args.seed)
         print(json.dumps({"text": texts, "ids": ids, **told}))
         return
-    for prompt, row in zip(request.prompts, ids):
+    for prompt, row in zip(request.what, ids):
         print(decode([*prompt, *row]))
     progress(str(info))
     if reference:

@@ -24,11 +24,13 @@ from cspd_jax._utils.files import check_new_folder, next_free
 from cspd_jax.check import UserError
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import chosen, progress
+from cspd_jax.comparison import compare, fastest
 from cspd_jax.image import pixels
-from cspd_jax.image.generation import Request, resolve
-from cspd_jax.info import Info
+from cspd_jax.image.generation import resolve
+from cspd_jax.info import Generated, Info
 from cspd_jax.models import VAE
 from cspd_jax.reports import pictures, report
+from cspd_jax.shell import Request
 
 PREFIX = "samples"
 _CLASSES = 10  # generated without --labels
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
         request = (
             _speculative(request) if args.compare else _fastest(request, args.batch)
         )
-    made = image.compare(*request) if args.compare else _timed(request, args.batch)
+    made = compare(*request) if args.compare else _timed(request, args.batch)
     if jax.process_index() == 0:
         told = _save(args, request, vae, folder, made)
         print(json.dumps({"out": str(folder), **told}) if args.json else folder)
@@ -89,7 +91,7 @@ def _fastest(request: Request, batch: int) -> Request:
     progress("measuring which exact method is fastest here")
     unknown = dataclasses.replace(request.options, known=None)
     found = chosen(
-        image.fastest(request.key, request.model, request.labels[:batch], unknown)
+        fastest(request.key, request.model, request.what[:batch], options=unknown)
     )
     options = dataclasses.replace(found.options, known=request.options.known)
     return request._replace(method=found.method, options=options)
@@ -99,25 +101,26 @@ def _say_what_is_saved(request: Request) -> None:
     """Says what exact speculation saves on the first few images, whether it is faster
     here or not."""
     options = dataclasses.replace(request.options, known=None)
-    few = _speculative(request._replace(labels=request.labels[:2], options=options))
-    found = {name: info for name, (_, info) in image.compare(*few, repeats=1).items()}
+    few = _speculative(request._replace(what=request.what[:2], options=options))
+    found = {name: info for name, (_, info) in compare(*few, repeats=1).items()}
     kind = "exact" if all(info.exact for info in found.values()) else "lossy"
     saved = report.in_words(report.beside(found))
-    progress(f"{kind} speculation, tried on {len(few.labels)} of them: {saved}")
+    progress(f"{kind} speculation, tried on {len(few.what)} of them: {saved}")
     progress("--compare shows the plain sampler beside it; in Python: docs/library.md")
 
 
-def _timed(request: Request, batch: int) -> dict[str, tuple[np.ndarray, Info]]:
+def _timed(request: Request, batch: int) -> dict[str, Generated]:
     """Makes the images; their seconds are without compilation."""
     start = time.perf_counter()
     compiled = compilation.compile_seconds()
     # A batch is one jitted call, or some where a bar on a terminal is to move within
     # it.
-    made, info = image.generate(*request, rows=batch, progress=sys.stderr.isatty())
-    tokens = np.asarray(made)
+    made = image.generate(*request, rows=batch, progress=sys.stderr.isatty())
+    tokens, info = jax.block_until_ready(made)
     seconds = time.perf_counter() - start - (compilation.compile_seconds() - compiled)
     way = request.method.name + (" along chains" if request.options.chains else "")
-    return {way: (tokens, dataclasses.replace(info, seconds=max(0.0, seconds)))}
+    timed = dataclasses.replace(info, seconds=max(0.0, seconds))
+    return {way: Generated(tokens, timed)}
 
 
 def _save(
@@ -125,13 +128,14 @@ def _save(
     request: Request,
     vae: VAE | None,
     folder: Path,
-    made: dict[str, tuple[np.ndarray, Info]],
+    made: dict[str, Generated],
 ) -> dict[str, Any]:
     """Writes the images, their pictures and the report, which it returns, and says what
     was saved."""
-    (way, (tokens, info)), *_ = made.items()
+    (way, (found, info)), *_ = made.items()
+    tokens = np.asarray(found)
     model = request.model
-    labels = np.asarray(request.labels)
+    labels = np.asarray(request.what)
     marks = np.asarray(info.trace.marks)
     finite = np.isfinite(tokens).all(axis=(1, 2))
     if not finite.any():

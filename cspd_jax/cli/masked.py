@@ -17,8 +17,10 @@ from cspd_jax import masked
 from cspd_jax._utils.options import reported
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, chosen, from_flags
+from cspd_jax.comparison import fastest
 from cspd_jax.keys import seed_key
 from cspd_jax.parallel import default_mesh
+from cspd_jax.shell import Request
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -54,14 +56,11 @@ def run(args: argparse.Namespace) -> None:
     options = dataclasses.replace(
         options, block=min(options.block, options.max_new_tokens)
     )
-    request = masked.Request(
+    request = Request(
         seed_key(args.seed), model, prompts, _method(args, options), options
     )
     if args.method == "auto":
-        tried = [masked.SelfSpeculation(gamma) for gamma in (2, 4, 8)]
-        if masked.generation.prepare(*request).canvas.keys is None:  # nothing is drawn
-            tried += [masked.SelfSpeculation(texts=texts) for texts in (4, 16)]
-        request = chosen(masked.fastest(request.key, model, prompts, tried, options))
+        request = chosen(fastest(request.key, model, prompts, options=options))
     way = request.method
     ways = {way.name: request}
     if not isinstance(way, masked.Stepwise) and not args.no_compare:
@@ -78,7 +77,6 @@ def run(args: argparse.Namespace) -> None:
         args,
         tokenizer,
         ways,
-        masked.generate,
         rows,
         method=way.name,
         speculation=reported(way),

@@ -18,10 +18,12 @@ from cspd_jax._utils.options import reported
 from cspd_jax.check import check_vocabularies
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, chosen, from_flags
+from cspd_jax.comparison import fastest
 from cspd_jax.keys import seed_key
 from cspd_jax.models import HeadModel, TextModel
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.parallel import default_mesh
+from cspd_jax.shell import Request
 
 METHODS = ("plain", "speculation", "tree", "auto")
 
@@ -84,12 +86,12 @@ def run(args: argparse.Namespace) -> None:
     )
     key = seed_key(args.seed) if options.temperature else None
     method = _method(args, target)
-    request = text.Request(key, target, prompts, method, options)
+    request = Request(key, target, prompts, method, options)
     if args.method == "auto":
         gammas = {args.gamma or 4} if args.exact_bits else {2, args.gamma or 4}
         assert isinstance(method, text.Speculation)
         tried = [dataclasses.replace(method, gamma=gamma) for gamma in sorted(gammas)]
-        request = chosen(text.fastest(key, target, prompts, tried, options))
+        request = chosen(fastest(key, target, prompts, tried, options))
     ways = {args.method: request}
     if compare and not isinstance(request.method, text.Plain):
         ways["plain"] = request._replace(method=text.Plain())
@@ -103,7 +105,6 @@ def run(args: argparse.Namespace) -> None:
         args,
         tokenizer,
         ways,
-        text.generate,
         rows,
         method=request.method.name,
         speculation=reported(request.method) if drafted else None,

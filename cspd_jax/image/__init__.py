@@ -1,8 +1,7 @@
 """Images from models of continuous tokens.
 
-`generate` makes them in one call, `stream` step by step, `compare` beside the plain
-sampler, and `fastest` finds the fastest exact way on this machine. `prepare` returns
-what `generate` would make, as a `Batch` for your own `jit`, and `resolve` how, as a
+`generate` makes them in one call, and `stream` step by step. `prepare` returns what
+`generate` would make, as a `Batch` for your own `jit`, and `resolve` how, as a
 `Recipe`. The algorithms know models by `protocol` only: `sampler` (the reference),
 `chain` (speculation along the denoising steps of a token), `rounds` (over AR steps),
 `coupled` (which keeps what it drafted), `paper` and `released` (the published criterion
@@ -10,7 +9,6 @@ and runner, lossy) and `lossy` (shortcuts of the plain sampler).
 """
 
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.comparison import compare, fastest
 from cspd_jax.image.generation import generate, prepare, resolve, stream
 from cspd_jax.image.known import Known
 from cspd_jax.image.methods import (
@@ -46,8 +44,6 @@ __all__ = [
     "SelfSpeculation",
     "Spread",
     "TokenModel",
-    "compare",
-    "fastest",
     "generate",
     "keep",
     "prepare",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,16 +39,6 @@ from cspd_jax.parallel import common_mesh
 Array = jax.Array
 Labels = Sequence[int] | np.ndarray | jax.Array
 _FEW = 64  # tokens, for which no more than one prefix is worth compiling
-
-
-class Request(NamedTuple):
-    """The arguments of `generate`."""
-
-    key: Array
-    model: ImageModel
-    labels: Labels
-    method: Method = Plain()
-    options: Options = Options()
 
 
 def resolve(
@@ -196,9 +186,12 @@ def prepare(
     found = as_labels(model, labels)
     recipe = resolve(model, method, options, len(found))
     draft = method.draft_model
+    alone: Any = method
+    if draft is not None:
+        alone = dataclasses.replace(alone, draft=None)
     return Batch(
         network=model.network,
-        method=method,
+        method=alone,
         params=model.params,
         keys=keys_per_row(key, len(found)),
         labels=jnp.asarray(found),

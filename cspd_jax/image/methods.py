@@ -109,19 +109,19 @@ class _Rounds(Method):
     def criterion_name(self) -> str:
         return self.criterion.name
 
-    def speculation(self, groups: int) -> Speculation:
-        """Returns the static options of the rounds of so many groups: no more is
-        drafted than there is."""
+    def speculation(self, batch: Batch) -> Speculation:
+        """Returns the static options of the rounds: no more is drafted than there
+        is."""
         # The first group is not drafted by the target itself.
-        most = groups - (self.draft_model is None)
+        most = len(batch.recipe.groups) - (batch.draft is None)
         gamma = min(self.gamma, max(1, most))
         return Speculation(self.criterion, gamma, self.draft_cost, self.prefill)
 
     def generate(self, batch: Batch) -> Generated:
-        return rounds.generate(batch, self.speculation(len(batch.recipe.groups)))
+        return rounds.generate(batch, self.speculation(batch))
 
     def stream(self, batch: Batch) -> Iterator[Generated]:
-        return rounds.stream(batch, self.speculation(len(batch.recipe.groups)))
+        return rounds.stream(batch, self.speculation(batch))
 
     def exactness(self, options: Options) -> Exactness:
         return self.criterion.exactness()

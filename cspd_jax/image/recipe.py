@@ -102,7 +102,8 @@ class Draft:
 class Batch:
     """B images that are to be made.
 
-    network, method: static.
+    network: static.
+    method: which way, without its draft model (static).
     keys: [B] one for each image.
     labels: [B] class numbers; -1 is "no class".
     recipe: how they are made, whatever the method.

@@ -1,9 +1,8 @@
 """Masked-diffusion language models: self-speculation that writes what stepwise decoding
 writes.
 
-`generate` fills the places after prompts, and `stream` does so round by round.
-`fastest` measures whether self-speculation pays here. `generate` and `stream` take
-(key, model, prompts, method, options):
+`generate` fills the places after prompts, and `stream` does so round by round. Both
+take (key, model, prompts, method, options):
 
     options = masked.Options(max_new_tokens=64, block=8)
     method = masked.SelfSpeculation(gamma=4)
@@ -15,7 +14,7 @@ rounds or steps, `advance`, and their end, `unfinished`.
 """
 
 from cspd_jax.language_models import MaskedLanguageModel, Prompts, pad_prompts
-from cspd_jax.masked.generation import Request, Trace, fastest, generate, stream
+from cspd_jax.masked.generation import Trace, generate, prepare, stream
 from cspd_jax.masked.options import Method, Options, Schedule, SelfSpeculation, Stepwise
 from cspd_jax.masked.sets import MoveSets
 
@@ -25,13 +24,12 @@ __all__ = [
     "MoveSets",
     "Options",
     "Prompts",
-    "Request",
     "Schedule",
     "SelfSpeculation",
     "Stepwise",
     "Trace",
-    "fastest",
     "generate",
     "pad_prompts",
+    "prepare",
     "stream",
 ]

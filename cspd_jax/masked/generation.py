@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from cspd_jax import shell
 from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError, check_method, check_options
 from cspd_jax.info import Generated, Info
-from cspd_jax.keys import independent_key, keys_per_row
+from cspd_jax.keys import keys_per_row
 from cspd_jax.language_models import (
     Model,
     PromptsLike,
@@ -29,21 +29,9 @@ from cspd_jax.masked.options import Method, Options, Schedule, SelfSpeculation, 
 from cspd_jax.masked.sets import MoveSets, chosen, prefixes, tables_of
 from cspd_jax.masked.speculative import MaskedState, Speculation
 from cspd_jax.masked.stepwise import Steps, StepState
-from cspd_jax.measure import Choice, choose, named
 from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
-_PILOT = 32  # places of a measurement
-
-
-class Request(NamedTuple):
-    """The arguments of `generate`."""
-
-    key: Array | None
-    model: Model
-    prompts: PromptsLike
-    method: Method = SelfSpeculation()
-    options: Options = Options()
 
 
 class Trace(NamedTuple):
@@ -291,48 +279,3 @@ def _quotas(method: Schedule, options: Options, shifted: bool) -> Array:
             " blocks"
         )
     return jnp.asarray(stepwise.llada_quotas(places, block, steps))
-
-
-def fastest(
-    key: Array | None,
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    methods: Sequence[Method],
-    options: Options = Options(),
-    *,
-    pilot: int = _PILOT,
-) -> Choice[Request]:
-    """Returns what to give `generate`: stepwise decoding or one of the methods,
-    whichever is fastest here.
-
-    Each way fills the first `pilot` places of each row in turns (whole blocks); the
-    text is the same. The measurement draws numbers of its own. The ways are named
-    "stepwise", "gamma 4" and "texts 16". `generate(*choice.request)` runs the fastest.
-    """
-    request = Request(key, model, prompts, Stepwise(), options)
-    ways = {"stepwise": request}
-    for method in methods:
-        check_method(method, (SelfSpeculation, Stepwise))
-    ways |= {
-        name: request._replace(method=method)
-        for name, method in named(methods, _name).items()
-    }
-    for way in ways.values():
-        prepare(*way)
-    whole_blocks = max(options.block, pilot // options.block * options.block)
-    places = min(options.max_new_tokens, whole_blocks)
-    short = dataclasses.replace(
-        options, max_new_tokens=places, block=min(options.block, places)
-    )
-    independent = None if key is None else independent_key(key)
-    return choose(
-        ways, lambda way: generate(*way._replace(key=independent, options=short))
-    )
-
-
-def _name(method: Method) -> str:
-    if not isinstance(method, SelfSpeculation):
-        return method.name
-    if method.texts is None:
-        return f"gamma {int(np.max(method.gamma))}"
-    return f"texts {method.texts}"

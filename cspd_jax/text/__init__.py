@@ -2,8 +2,7 @@
 advance independently.
 
 `generate` continues prompts, plainly or with a drafter, and `stream` does so round by
-round; `fastest` measures whether drafting pays here. All of them take (key, model,
-prompts, method, options):
+round. Both take (key, model, prompts, method, options):
 
     method = text.Speculation(draft, gamma=3)
     options = text.Options(max_new_tokens=64)
@@ -25,7 +24,7 @@ from cspd_jax.text.drafters import (
     ModelDrafter,
     PromptLookup,
 )
-from cspd_jax.text.generation import Request, Trace, fastest, generate, stream
+from cspd_jax.text.generation import Trace, generate, prepare, stream
 from cspd_jax.text.methods import Method, Plain, Speculation, Tree
 from cspd_jax.text.options import Options
 from cspd_jax.text.rounds import ACCEPTED, BONUS, CORRECTED, NONE, PLAIN
@@ -51,13 +50,12 @@ __all__ = [
     "Plain",
     "PromptLookup",
     "Prompts",
-    "Request",
     "Speculation",
     "Trace",
     "Tree",
     "draft_from_states",
-    "fastest",
     "generate",
     "pad_prompts",
+    "prepare",
     "stream",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from cspd_jax import shell
 from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError, check_method, check_options
 from cspd_jax.info import Exactness, Generated, Info, add
-from cspd_jax.keys import independent_key, keys_per_row
+from cspd_jax.keys import keys_per_row
 from cspd_jax.language_models import (
     Model,
     Prompts,
@@ -24,7 +24,6 @@ from cspd_jax.language_models import (
     check_prompts,
     concrete,
 )
-from cspd_jax.measure import Choice, choose, named
 from cspd_jax.parallel import common_mesh
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import rounds
@@ -37,18 +36,6 @@ from cspd_jax.text.trees import rounds as tree_rounds
 from cspd_jax.text.trees.drafter import tree_of
 
 Array = jax.Array
-_PILOT = 32  # tokens of a measurement
-_LITTLE = 0.3  # seconds; ways that take less in all are hard to tell apart
-
-
-class Request(NamedTuple):
-    """The arguments of `generate`."""
-
-    key: Array | None
-    model: Model
-    prompts: PromptsLike
-    method: Method = Plain()
-    options: Options = Options()
 
 
 class Trace(NamedTuple):
@@ -313,58 +300,3 @@ def _claim(inputs: Inputs) -> Exactness:
     if inputs.rule not in WHY:
         return Exactness(False, f"nothing is known of the rule {inputs.rule}")
     return Exactness(True, WHY[inputs.rule])
-
-
-def fastest(
-    key: Array | None,
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    methods: Sequence[Method],
-    options: Options = Options(),
-    *,
-    pilot: int = _PILOT,
-) -> Choice[Request]:
-    """Returns what to give `generate`: plain decoding or one of the methods, whichever
-    is fastest for these prompts.
-
-    Each way continues the prompts by `pilot` tokens in turns: what passes and drafts
-    cost here counts as well as how many drafts are accepted. Where that takes no time
-    it is done with more tokens. All of them sample from the same distribution. The
-    measurement draws numbers of its own: a way chosen by the numbers that it is then
-    run with would favour some texts.
-
-    The ways are named "plain", "gamma 4" and "tree". `generate(*choice.request)` runs
-    the fastest.
-    """
-    request = Request(key, model, prompts, Plain(), options)
-    ways = {"plain": request}
-    ways |= {
-        name: request._replace(method=method)
-        for name, method in named(methods, _name).items()
-    }
-    for way in ways.values():
-        prepare(*way)
-    limit = int(np.max(options.max_new_tokens))
-    max_len = max(map(len, prompts)) + limit  # the compiled program is the request's
-    independent = None if key is None else independent_key(key)
-
-    def choice(tokens: int) -> Choice[Request]:
-        short = dataclasses.replace(
-            options, max_new_tokens=tokens, max_len=max_len, stop_ids=()
-        )
-        return choose(
-            ways, lambda way: generate(*way._replace(key=independent, options=short))
-        )
-
-    tokens = min(pilot, limit)
-    found = choice(tokens)
-    while tokens < limit and sum(found.seconds.values()) < _LITTLE:
-        tokens = min(4 * tokens, limit)
-        found = choice(tokens)
-    return found
-
-
-def _name(method: Method) -> str:
-    if isinstance(method, Speculation):
-        return f"gamma {int(np.max(method.gamma))}"
-    return method.name

@@ -34,10 +34,11 @@ from cspd_jax.check import UserError
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import progress
 from cspd_jax.image import Batch, pixels, prepare
-from cspd_jax.image.generation import Request, make
+from cspd_jax.image.generation import make
 from cspd_jax.info import Exactness
 from cspd_jax.models import VAE
 from cspd_jax.parallel import common_mesh
+from cspd_jax.shell import Request
 
 MANIFEST = "manifest.json"
 
@@ -109,7 +110,7 @@ def sample(
     tokens: whether tokens are stored.
     process: (i, n): this one makes the shards whose numbers are i modulo n.
     """
-    images = len(request.labels)
+    images = len(request.what)
     batch = min(batch, images)
     asked = prepare(*request)
     _begin(folder, _manifest(request, asked, batch, vae, tokens))

@@ -153,7 +153,7 @@ def test_a_draft_model_and_its_criteria(run, flags, exact, why):
 @pytest.mark.slow
 def test_without_a_method_the_fastest_exact_one(run):
     report, err = run("--n", "1", "--labels", "0", "--num-iter", "2")
-    assert report["exact"] and "self 8, window 8" in err and "--compare" in err
+    assert report["exact"] and "self gamma 8, window 8" in err and "--compare" in err
     assert "exact speculation, tried on 1 of them" in err and "times fewer calls" in err
 
 
@@ -182,7 +182,7 @@ def test_flags_reach_the_sampler(run):
     report, _ = run(*PLAIN, *chains)
     assert report["options"]["denoise"] == {"window": 4}
     assert (
-        report["options"]["order"] == {"last": 8}
+        report["options"]["order"] == {"name": "spread", "last": 8}
         and report["chains"]["tested"] == 10 * 16 * 10
     )
     report, err = run(
@@ -191,7 +191,7 @@ def test_flags_reach_the_sampler(run):
     assert not report["exact"] and "(DiSA)" in err and "(GtR)" in err
     assert report["options"]["anneal"]["first"] == 10 and report["options"][
         "order"
-    ] == {"last_steps": 1}
+    ] == {"name": "checkerboard", "last_steps": 1}
     report, _ = run("--method", "self", *FAST, "--coupled", "on")
     assert report["exact"] and report["criterion"] == "coupled"
 

@@ -7,13 +7,16 @@ import pytest
 import text_models
 from masked_models import LLADA, params_of
 
-from cspd_jax import masked, measure, text
+from cspd_jax import comparison, fastest, masked, text
 from cspd_jax.__main__ import main
 from cspd_jax.keys import independent_key, row_keys
 from cspd_jax.networks.lm import LM
+from cspd_jax.shell import Request
 
 KEY = jax.random.key(5)
 PROMPTS = [[1, 2, 3], [4, 5]]
+GAMMA_2 = "speculation gamma 2"
+GAMMA_3 = "speculation gamma 3"
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def masked_request(**options):
     model = (LM(LLADA, np.float64), params_of(LLADA, 0))
     key = options.pop("key", None)
     method = masked.SelfSpeculation()
-    return masked.Request(
+    return Request(
         key,
         model,
         PROMPTS,
@@ -45,36 +48,37 @@ def masked_request(**options):
     )
 
 
-def masked_fastest(request, *gammas, **options):
+def masked_fastest(request, *gammas):
     methods = [masked.SelfSpeculation(gamma) for gamma in gammas]
-    return masked.fastest(*request[:3], methods, request.options, **options)
+    return fastest(*request[:3], methods, request.options)
 
 
-def chooses(monkeypatch, best, scale=1.0, others=True):
+def chooses(monkeypatch, best, tokens, scale=1.0, others=True):
     """The measurement without a clock: every way is run (or that alone), `best` is
     fastest."""
     seen = {}
 
-    def measured(runs):
+    def measured(runs, longest):
         seen.update(
             {name: run() for name, run in runs.items() if others or name == best}
         )
         return {name: scale * (0.5 if name == best else 1.0) for name in runs}
 
-    monkeypatch.setattr(measure, "median_seconds", measured)
+    monkeypatch.setattr(comparison, "median_seconds", measured)
+    monkeypatch.setattr(comparison, "_TOKENS", tokens)
     return seen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("best", ["plain", "gamma 2", "gamma 3"])
+@pytest.mark.parametrize("best", ["plain", GAMMA_2, GAMMA_3])
 def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
-    seen = chooses(monkeypatch, best)
+    seen = chooses(monkeypatch, best, tokens=5)
     request = text_request()
-    choice = text.fastest(*request, pilot=5)
+    choice = fastest(*request)
     assert choice.way == best and seen.keys() == choice.seconds.keys() == {
         "plain",
-        "gamma 2",
-        "gamma 3",
+        GAMMA_2,
+        GAMMA_3,
     }
     assert isinstance(choice.request.method, text.Plain) == (best == "plain")
     # Each made the first five tokens, in the shapes of the whole request.
@@ -88,12 +92,12 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("best", ["stepwise", "gamma 4"])
+@pytest.mark.parametrize("best", ["stepwise", "ssd gamma 4"])
 def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
-    seen = chooses(monkeypatch, best)
+    seen = chooses(monkeypatch, best, tokens=5)
     request = masked_request()
-    choice = masked_fastest(request, 4, pilot=5)
-    assert choice.way == best and seen.keys() == {"stepwise", "gamma 4"}
+    choice = masked_fastest(request, 4)
+    assert choice.way == best and seen.keys() == {"stepwise", "ssd gamma 4"}
     assert all(output.tokens.shape == (2, 4) for output in seen.values())  # one block
     stepwise = masked.generate(*request._replace(method=masked.Stepwise()))
     chex.assert_trees_all_equal(
@@ -104,11 +108,11 @@ def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
 @pytest.mark.slow
 def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
     """Or the ways would be chosen by the very numbers that decide what comes out."""
-    seen = chooses(monkeypatch, "plain", others=False)
-    choice = text.fastest(*text_request(key=KEY, temperature=1.0), pilot=12)
+    seen = chooses(monkeypatch, "plain", tokens=12, others=False)
+    choice = fastest(*text_request(key=KEY, temperature=1.0))
     assert np.any(seen["plain"].tokens != text.generate(*choice.request).tokens)
-    seen = chooses(monkeypatch, "stepwise", others=False)
-    choice = masked_fastest(masked_request(key=KEY, temperature=1.0), 2, pilot=8)
+    seen = chooses(monkeypatch, "stepwise", tokens=8, others=False)
+    choice = masked_fastest(masked_request(key=KEY, temperature=1.0), 2)
     assert np.any(seen["stepwise"].tokens != masked.generate(*choice.request).tokens)
     keys = row_keys(KEY, 3)
     several = [

@@ -29,6 +29,7 @@ LAYERS = (
     "image",
     "text",
     "masked",
+    "comparison",
     "converters",
     "weights",
     "hub",

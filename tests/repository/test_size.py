@@ -38,6 +38,7 @@ ROOMS = {
             "check.py",
             "info.py",
             "measure.py",
+            "comparison.py",
             "parallel.py",
             "shell.py",
             "__init__.py",

@@ -10,9 +10,9 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import __main__ as cli
-from cspd_jax.image.generation import Request
 from cspd_jax.image.methods import Plain
 from cspd_jax.image.options import Options
+from cspd_jax.shell import Request
 from cspd_jax.tools import sample
 
 FLAGS = ("--num-iter", "4", "--steps", "ddim5", "--batch", "4", "--n", "10", "--tokens")
@@ -61,7 +61,7 @@ def shards_in(path):
 def test_the_images_are_those_of_generate(whole, asked):
     tokens, _ = cspd_jax.generate(*asked)
     chex.assert_trees_all_close(joined(whole, "tokens"), tokens, atol=1e-4)
-    chex.assert_trees_all_equal(joined(whole, "labels"), asked.labels)
+    chex.assert_trees_all_equal(joined(whole, "labels"), asked.what)
     chex.assert_trees_all_equal(
         joined(whole, "arr_0"), cspd_jax.to_images(asked.model, joined(whole, "tokens"))
     )

@@ -1,0 +1,236 @@
+"""Several ways to generate the same, measured in one run: beside one another, or to
+find the fastest. They are one function each for images, text and masked text."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from cspd_jax import image, masked, text
+from cspd_jax.check import UserError
+from cspd_jax.image.lossy import Checkerboard
+from cspd_jax.info import Generated
+from cspd_jax.keys import independent_key
+from cspd_jax.measure import Choice, fastest_of, median_seconds, timed
+from cspd_jax.models import ImageModel
+from cspd_jax.shell import Request
+
+Array = jax.Array
+_IMAGES = 2  # on which ways are tried first
+_TOKENS = 32  # of each text
+_LITTLE = 0.3  # seconds; ways that take less in all are hard to tell apart
+_LONGEST = 3.0  # seconds, after which no way has another turn
+_WINDOWS = (8, 16)  # denoising steps drafted per head call
+_SELF = (  # coupled drafts pay far ahead
+    image.SelfSpeculation(8),
+    image.SelfSpeculation(4),
+    image.SelfSpeculation(16),
+    image.SelfSpeculation(16, coupled=True),
+    image.SelfSpeculation(24, coupled=True),
+)
+
+
+def family_of(model: Any) -> ModuleType:
+    """Returns the module that generates with this model: `image`, `text` or
+    `masked`."""
+    if isinstance(model, ImageModel):
+        return image
+    network = model[0] if isinstance(model, tuple) else model.network
+    return text if network.config.causal else masked
+
+
+def compare(
+    key: Array | None,
+    model: Any,
+    what: Any,
+    method: Any,
+    options: Any = None,
+    repeats: int = 3,
+) -> dict[str, Generated]:
+    """Generates the same by the method, by its reference, and for images by the draft
+    model alone.
+
+    Returns tokens and what happened by way: the method's name, "plain" ("stepwise" for
+    masked text), and "draft alone". Along chains the name of images without another
+    method is "speculative along chains", and with shortcuts "lossy shortcut".
+    `info.seconds` are of all rows, without compilation.
+    """
+    family = family_of(model)
+    request = Request(key, model, what, method, options or family.Options())
+    name = method.name
+    options = request.options
+    if family is image:
+        if name == "plain":
+            lossy = "lossy shortcut"
+            name = lossy if options.shortcuts else "speculative along chains"
+        order = None if isinstance(options.order, Checkerboard) else options.order
+        options = dataclasses.replace(
+            options, denoise="plain", anneal=None, order=order
+        )
+    reference = request._replace(method=_reference(family), options=options)
+    ways = {name: request, reference.method.name: reference}
+    if family is image and method.draft_model is not None:
+        ways["draft alone"] = reference._replace(model=method.draft_model)
+    return side_by_side(ways, repeats)
+
+
+def side_by_side(ways: Mapping[str, Request], repeats: int = 3) -> dict[str, Generated]:
+    """Generates every request, and measures the seconds of each: the least of its runs
+    after the one that compiles."""
+    runs = {
+        name: functools.partial(family_of(way.model).generate, *way)
+        for name, way in ways.items()
+    }
+    return {
+        name: found._replace(info=dataclasses.replace(found.info, seconds=seconds))
+        for name, (found, seconds) in timed(runs, repeats).items()
+    }
+
+
+def fastest(
+    key: Array | None,
+    model: Any,
+    what: Any,
+    methods: Sequence[Any] = (),
+    options: Any = None,
+) -> Choice[Request]:
+    """Returns what to give `generate`: the reference or one of the methods, whichever
+    is fastest here; `generate(*choice.request)` runs it.
+
+    Ways take turns on a little of what is asked for: two images, or the first tokens of
+    every text, more of them where that takes no time. All have one distribution, and
+    the measurement draws numbers of its own: a way chosen by the numbers that it is
+    then run with would favour some rows.
+
+    methods: without any, those that usually pay: self-speculation; for text look-up.
+
+    Of images, every method denoises with speculation along the chains. If one wins, its
+    neighbours compete as well: other windows and gammas, and step by step; and what
+    wins then competes on all images.
+    """
+    family = family_of(model)
+    options = options or family.Options()
+    own = None if key is None else independent_key(key)
+    plain = Request(key, model, what, _reference(family), options)
+    methods = methods or _usual(family, plain)
+    if family is image:
+        plain = plain._replace(options=dataclasses.replace(options, denoise="plain"))
+        ways = _along_chains(plain, methods, _WINDOWS[0])
+    else:
+        ways = {_name(method): plain._replace(method=method) for method in methods}
+    if len(ways) < len(methods):
+        names = ", ".join(map(_name, methods))
+        raise UserError(f"two of the methods have one name: {names}")
+    first = plain.method.name
+    ways = {first: plain, **ways}
+    for way in ways.values():
+        family.prepare(*way)
+
+    def measured(ways: Mapping[str, Request], size: int) -> dict[str, float]:
+        little = {
+            name: _little(family, way, size)._replace(key=own)
+            for name, way in ways.items()
+        }
+        return median_seconds(
+            {
+                name: functools.partial(family.generate, *way)
+                for name, way in little.items()
+            },
+            longest=_LONGEST,
+        )
+
+    if family is not image:
+        size = _TOKENS
+        most = int(np.max(options.max_new_tokens))
+        seconds = measured(ways, size)
+        while size < most and sum(seconds.values()) < _LITTLE:
+            size *= 4
+            seconds = measured(ways, size)
+        best = fastest_of(seconds, first)
+        return Choice(ways[best], best, seconds)
+    seconds = measured(ways, _IMAGES)
+    best = fastest_of(seconds, first)
+    if best != first:
+        near = _near(ways[best], plain)
+        ways |= near
+        seconds |= measured(near, _IMAGES)
+        best = fastest_of(seconds, first)
+    if best != first and len(what) > _IMAGES:
+        seconds = measured({first: plain, best: ways[best]}, len(what))
+        best = fastest_of(seconds, first)
+    return Choice(ways[best], best, seconds)
+
+
+def _reference(family: ModuleType) -> Any:
+    return masked.Stepwise() if family is masked else family.Plain()
+
+
+def _usual(family: ModuleType, plain: Request) -> list[Any]:
+    """Returns the methods that usually pay."""
+    if family is text:
+        return [text.Speculation(text.PromptLookup(), gamma) for gamma in (2, 4)]
+    if family is image:
+        causal = isinstance(plain.model.network, image.CausalTokenModel)
+        ahead = plain.options.final_noise and not causal
+        return [image.Plain(), *_SELF[:ahead]]
+    usual = [masked.SelfSpeculation(gamma) for gamma in (2, 4, 8)]
+    if masked.prepare(*plain).canvas.keys is None:  # nothing is drawn
+        usual += [masked.SelfSpeculation(texts=texts) for texts in (4, 16)]
+    return usual
+
+
+def _name(method: Any) -> str:
+    """Returns what a way is called by: its numbers tell methods of one kind apart."""
+    words = [method.name]
+    if getattr(method, "texts", None) is not None:
+        words.append(f"texts {method.texts}")
+    elif hasattr(method, "gamma"):
+        words.append(f"gamma {int(np.max(method.gamma))}")
+    return " ".join(words + ["coupled"] * getattr(method, "coupled", False))
+
+
+def _little(family: ModuleType, way: Request, size: int) -> Request:
+    """Returns the way for the first `size` images, or tokens of every text."""
+    options = way.options
+    if family is image:
+        return way._replace(what=way.what[:size])
+    most = int(np.max(options.max_new_tokens))
+    if family is text:  # the compiled program is that of the request
+        longest = max(map(len, way.what)) + most
+        short = {"max_new_tokens": min(size, most), "max_len": longest, "stop_ids": ()}
+    else:
+        places = min(most, max(options.block, size // options.block * options.block))
+        short = {"max_new_tokens": places, "block": min(options.block, places)}
+    return way._replace(options=dataclasses.replace(options, **short))
+
+
+def _along_chains(
+    plain: Request, methods: Sequence[Any], window: int
+) -> dict[str, Request]:
+    """Returns the ways by these methods with speculation along the chains."""
+    chain = image.ChainSpeculation(window)
+    options = dataclasses.replace(plain.options, denoise=chain)
+    return {
+        f"{_name(method)}, window {window}": plain._replace(
+            method=method, options=options
+        )
+        for method in methods
+    }
+
+
+def _near(way: Request, plain: Request) -> dict[str, Request]:
+    """Returns the ways that differ from this one, which won, in one number, or denoise
+    step by step."""
+    method = way.method
+    ways = _along_chains(plain, [method], _WINDOWS[1])
+    if method.name != "plain":
+        ways[_name(method)] = plain._replace(method=method)
+    if isinstance(method, image.SelfSpeculation):
+        ways |= _along_chains(plain, _SELF[1:], _WINDOWS[0])
+    return ways
