@@ -5,7 +5,7 @@
     python benchmarks/paper.py table1 equation35 --out paper
     python benchmarks/paper.py --out paper  # all of them
     # What docs/images.md shows.
-    python benchmarks/paper.py table1 --steps ddim100 --gamma 3 8
+    python benchmarks/paper.py table1 --respacing ddim100 --gamma 3 8
 
 Each item is FOLDER/NAME.json, NAME.md and NAME.png; one whose JSON is there is not made
 again. Every row says exact or lossy. The paper itself was not at hand: its tables are
@@ -73,7 +73,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "path, by the draft model": {"method": "path"},
     "self": {"method": "self"},
 }
-EMBEDDED_STEPS = "ddim25"  # a quarter of the embedded models' own
+EMBEDDED = "ddim25"  # a quarter of the embedded models' own
 FEW = 8  # images of a row
 
 
@@ -159,7 +159,7 @@ class Runs:
         method = make(self.draft, **given)
         final_noise = method.needs_final_noise is not False
         options = Options(
-            denoise=denoise, final_noise=final_noise, respacing=self.args.steps
+            denoise=denoise, final_noise=final_noise, respacing=self.args.respacing
         )
         return Request(seed_key(0), self.target, labels, method, options)
 
@@ -403,7 +403,7 @@ def write(name: str, run: Runs, folder: Path) -> None:
         "title": title,
         "target": run.target.name,
         "draft": run.draft.name,
-        "steps": run.args.steps,
+        "steps": run.args.respacing,
         "seconds": time.perf_counter() - begun,
         "machine": machine(),
         "tables": [table._asdict() for table in tables],
@@ -426,7 +426,7 @@ def make_parser() -> Parser:
         "images": 2,
         "batch": [2],
         "gamma": [2],
-        "steps": "ddim5",
+        "respacing": "ddim5",
         "out": Path("paper"),
     }
     parser = Parser(__doc__, **small)
@@ -458,7 +458,7 @@ def make_parser() -> Parser:
         "--gamma", type=int, nargs="+", default=[4, 8, 32], help="(4 8 32)"
     )
     parser.add_argument(
-        "--steps", help=f"denoising steps (the model's own; embedded: {EMBEDDED_STEPS})"
+        "--respacing", help=f"denoising steps (the model's own; embedded: {EMBEDDED})"
     )
     return parser
 
@@ -475,7 +475,9 @@ def main() -> None:
         if args.toy
         else list(ITEMS)
     )
-    args.steps = args.steps or (EMBEDDED_STEPS if args.target in hub.DEFAULTS else None)
+    args.respacing = args.respacing or (
+        EMBEDDED if args.target in hub.DEFAULTS else None
+    )
     args.gamma.sort()
     args.out.mkdir(parents=True, exist_ok=True)
     run = Runs(args, load(args.target, args.toy), load(args.draft, args.toy))

@@ -54,14 +54,14 @@ class Options:
 
     heads: attention heads of a MAR model's encoder and decoder, or of a causal model.
     patch_size: latents along one side of a token (MAR).
-    steps: of the sampler (MAR, SphereAR, NextStep-1).
+    respacing: of the denoising (MAR, SphereAR, NextStep-1).
     vae_stride: pixels per latent (MAR, SphereAR, NextStep-1).
     groups: of the group normalisation (KL-16, FLUX-type autoencoders).
     """
 
     heads: tuple[int, ...] | None = None
     patch_size: int | None = None
-    steps: str | None = None
+    respacing: str | None = None
     vae_stride: int | None = None
     groups: int | None = None
 

@@ -88,7 +88,7 @@ def make_config(
         **sizes,
         encoder_heads=heads[0],
         decoder_heads=heads[1],
-        respacing=options.steps or str(args.get("num_sampling_steps", "100")),
+        respacing=options.respacing or str(args.get("num_sampling_steps", "100")),
         patch_size=options.patch_size
         or args.get("patch_size")
         or _patch_size(sizes["token_dim"]),

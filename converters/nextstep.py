@@ -74,7 +74,7 @@ def make_config(folder: Folder, options: Options = Options()) -> NextStepConfig:
     """Makes the configuration from config.json, the tokenizer and the shapes; steps and
     stride as given, else as published."""
     values = folder.config
-    steps = options.steps or "20"
+    steps = options.respacing or "20"
     refuse_the_unrepresentable(values, own_code=True)
     fields = llama_fields(values)
     fields["out_bias"] = values.get("o_attention_bias", fields["out_bias"])

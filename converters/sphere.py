@@ -52,7 +52,7 @@ def make_config(
 ) -> SphereConfig:
     """Takes sizes from `shapes`, the rest from the options, else as published."""
     sizes = read_sizes(shapes)
-    steps = options.steps or "100"
+    steps = options.respacing or "100"
     if options.heads is None and sizes["width"] % _HEAD_DIM:
         raise UserError(
             f"the file has width {sizes['width']}, and does not say its number of"

@@ -75,8 +75,8 @@ def compare(
         )
     reference = request._replace(method=_reference(family), options=options)
     ways = {name: request, reference.method.name: reference}
-    if family is image and method.draft_model is not None:
-        ways["draft alone"] = reference._replace(model=method.draft_model)
+    if family is image and method.draft is not None:
+        ways["draft alone"] = reference._replace(model=method.draft)
     return side_by_side(ways, repeats)
 
 

@@ -32,7 +32,7 @@ from cspd_jax.image.chain import (
     speculate_once,
     verify_steps,
 )
-from cspd_jax.image.drafters import frozen
+from cspd_jax.image.chain_drafters import frozen
 
 DRAWS = 20_000
 FALSE_ALARM = 1e-4

@@ -60,7 +60,7 @@ class Network:
             )
         options = Options(
             heads=heads,
-            steps=known.get("num_sampling_steps"),
+            respacing=known.get("num_sampling_steps"),
             patch_size=known.get("patch_size"),
         )
         self.config = make_config(source, options)

@@ -56,8 +56,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--patch-size", type=int, help="latents along a token's side (MAR)"
     )
     group.add_argument(
-        "--steps",
-        help='respacing of the denoising, for example "100" or "ddim50" (MAR)',
+        "--respacing",
+        help='of the denoising, for example "100" or "ddim50" (MAR)',
     )
     group.add_argument(
         "--vae-stride", type=int, help="pixels per latent; display only (MAR, 16)"
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
         path, origin = hub.fetch(path)
     source = open_source(path, args.weights)
     given = Options(
-        args.heads, args.patch_size, args.steps, args.vae_stride, args.groups
+        args.heads, args.patch_size, args.respacing, args.vae_stride, args.groups
     )
     config = make_config(source, given)
     inside = source.autoencoder

@@ -196,7 +196,7 @@ def _save(
 def _report(args: argparse.Namespace, request: Request, info: Info) -> dict[str, Any]:
     _, model, labels, method, options = request
     recipe = resolve(model, method, options, len(labels))
-    draft = method.draft_model
+    draft = method.draft
     chains = {"tested": info.trace.chain_tested, "accepted": info.trace.chain_accepted}
     return report.make_report(
         model,

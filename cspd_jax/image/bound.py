@@ -13,7 +13,7 @@ from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.chain import ChainRandomness
-from cspd_jax.image.known import Kept, in_order, known_first
+from cspd_jax.image.known import Given, in_order, known_first
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, window_keys
@@ -35,7 +35,7 @@ class BoundModel:
     class_embedding: [B', De]
     time: [T, ...] features of the timesteps.
     noise: as of `Batch`.
-    kept: known tokens, with which the order begins; None where nothing is.
+    given: known tokens, with which the order begins; None where nothing is.
     """
 
     network: TokenModel = dataclasses.field(metadata={"static": True})
@@ -46,7 +46,7 @@ class BoundModel:
     class_embedding: Array
     time: Array
     noise: Array | None
-    kept: Kept | None = None
+    given: Given | None = None
 
     @property
     def images(self) -> int:
@@ -109,11 +109,11 @@ def bind(batch: Batch) -> BoundModel:
         order = jax.vmap(recipe.order.order, (0, None))(
             purpose_keys(batch.keys, Purpose.ORDER), network.seq_len
         )
-    kept = None
+    given = None
     unconditional = labels < 0
     if recipe.known is not None:
         order = known_first(order, recipe.known.mask)
-        kept = in_order(recipe.known, order, float_type(network))
+        given = in_order(recipe.known, order, float_type(network))
     if recipe.guided:
         labels = jnp.tile(labels, 2)
         order = jnp.tile(order, (2, 1))
@@ -127,7 +127,7 @@ def bind(batch: Batch) -> BoundModel:
         class_embedding=network.embed_class(batch.params, labels, unconditional),
         time=embed_time(network, batch.params, recipe.respacing),
         noise=batch.noise,
-        kept=kept,
+        given=given,
     )
 
 

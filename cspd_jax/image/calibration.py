@@ -28,7 +28,7 @@ from cspd_jax.diffusion.chain import predict
 from cspd_jax.diffusion.gaussian import predicted_x0, transition_from_x0
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel, bind
-from cspd_jax.image.drafters import NoiseCorrected
+from cspd_jax.image.chain_drafters import NoiseCorrected
 from cspd_jax.image.order import Random, Raster
 from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.keys import row_keys, seed_key
@@ -100,7 +100,7 @@ def measure(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
     if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found)):
         raise UserError(
             "the chains that the drafter is fitted to came out as NaN or infinity: the"
-            " model diverged; try a lower temperature or cfg, or steps ddim100"
+            " model diverged; try a lower temperature or cfg, or respacing ddim100"
         )
     return found
 

@@ -35,7 +35,7 @@ from cspd_jax.diffusion.gaussian import (
     predicted_x0,
     transition_from_x0,
 )
-from cspd_jax.image.drafters import ChainDrafter, Prediction, at_steps, own_window
+from cspd_jax.image.chain_drafters import ChainDrafter, Prediction, at_steps, own_window
 from cspd_jax.info import Calls, Counts, add
 
 Array = jax.Array
@@ -419,17 +419,17 @@ def network_of_steps(
     halves = 1 if scale is None else 2
     of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
     numbers = sum(a.size for a in jax.tree.leaves(of_row))
-    kept = None
+    every = None
     if steps * z.shape[0] * numbers <= _KEPT:
-        kept = chains.modulations(time)
+        every = chains.modulations(time)
 
     def some(at: Array, lane: Array, x: Array) -> tuple[Array, Array]:
         lanes = jnp.concatenate([lane + half * rows for half in range(halves)])
         at = jnp.tile(at, halves)
-        if kept is None:
+        if every is None:
             modulations = denoiser.modulate(params, time[at], z[lanes])
         else:
-            modulations = jax.tree.map(lambda a: a[at, lanes], kept)
+            modulations = jax.tree.map(lambda a: a[at, lanes], every)
         own = scale[lane] if isinstance(scale, Array) and scale.ndim else scale
         return predict(denoiser, params, x, modulations, own)
 

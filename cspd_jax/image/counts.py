@@ -46,7 +46,7 @@ def generated(
     gamma: groups drafted ahead; 0 if none are.
     """
     length = bound.network.seq_len
-    known = 0 if bound.kept is None else bound.kept.number
+    known = 0 if bound.given is None else bound.given.number
     final = jnp.broadcast_to(jnp.maximum(final, known), bound.images)
     there = jnp.arange(length) < final[:, None]
     order = bound.order[: bound.images]

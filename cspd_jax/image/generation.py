@@ -23,7 +23,7 @@ from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.calibration import calibrated
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.drafters import frozen
+from cspd_jax.image.chain_drafters import frozen
 from cspd_jax.image.known import of_every_image
 from cspd_jax.image.methods import METHODS, Method, Plain
 from cspd_jax.image.options import Options
@@ -131,7 +131,7 @@ def _claim(method: Method, options: Options, final_noise: bool) -> Exactness:
 def _check(model: ImageModel, method: Method, options: Options, images: int) -> None:
     """Raises a UserError for what the method cannot do with this model and these
     options."""
-    draft = method.draft_model
+    draft = method.draft
     noise = method.needs_final_noise
     if draft is not None:
         check_draft(model.config, draft.config)
@@ -139,7 +139,7 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
         if options.respacing is None and not alike:
             raise UserError(
                 f"the draft denoises by {draft.config.respacing}, the target by"
-                f" {model.config.respacing}; set the respacing (--steps), for both"
+                f" {model.config.respacing}; set the respacing, for both"
             )
     if isinstance(model.network, CausalTokenModel):
         if method.name != "plain":
@@ -185,7 +185,7 @@ def prepare(
     drafters of denoising steps where there is need."""
     found = as_labels(model, labels)
     recipe = resolve(model, method, options, len(found))
-    draft = method.draft_model
+    draft = method.draft
     alone: Any = method
     if draft is not None:
         alone = dataclasses.replace(alone, draft=None)
@@ -233,7 +233,7 @@ def generate(
         model = ask(model, prompts)
         labels = range(len(prompts))
     batch = prepare(key, model, labels, method, options)
-    return make(batch, common_mesh(model, method.draft_model), rows, progress)
+    return make(batch, common_mesh(model, method.draft), rows, progress)
 
 
 def make(

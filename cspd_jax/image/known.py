@@ -35,7 +35,7 @@ class Known:
     mask: Any
 
 
-class Kept(NamedTuple):
+class Given(NamedTuple):
     """Known tokens in the order of generation, which begins with them.
 
     tokens: [B, L, d]
@@ -83,18 +83,18 @@ def known_first(order: Array, mask: Array) -> Array:
     return jnp.take_along_axis(order, jnp.argsort(drawn, axis=1, stable=True), axis=1)
 
 
-def in_order(known: Known, order: Array, dtype: Any) -> Kept:
+def in_order(known: Known, order: Array, dtype: Any) -> Given:
     """Returns what is known in an order [B, L] of `known_first`."""
     tokens = jnp.take_along_axis(jnp.asarray(known.tokens), order[..., None], axis=1)
-    return Kept(tokens.astype(dtype), jnp.sum(known.mask, axis=1, dtype=jnp.int32))
+    return Given(tokens.astype(dtype), jnp.sum(known.mask, axis=1, dtype=jnp.int32))
 
 
-def put_back(kept: Kept | None, tokens: Array) -> Array:
+def put_back(given: Given | None, tokens: Array) -> Array:
     """Returns tokens [B, L + padding, d] with what is known at its places, whatever was
     written there."""
-    if kept is None:
+    if given is None:
         return tokens
-    length = min(kept.tokens.shape[1], tokens.shape[1])
-    known = (jnp.arange(length) < kept.number[:, None])[..., None]
-    own = kept.tokens[:, :length].astype(tokens.dtype)
+    length = min(given.tokens.shape[1], tokens.shape[1])
+    known = (jnp.arange(length) < given.number[:, None])[..., None]
+    own = given.tokens[:, :length].astype(tokens.dtype)
     return tokens.at[:, :length].set(jnp.where(known, own, tokens[:, :length]))

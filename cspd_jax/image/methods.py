@@ -28,20 +28,17 @@ class Method(Protocol):
     name: "plain", "self" or "draft", as reports say it.
     needs_final_noise: True or False if the method works only with or only without noise
         in the last denoising step; None if it works with both.
+    draft: the smaller model, or None.
     criterion_name: how drafts are tested, as reports say it; None if nothing is
         drafted.
     """
 
     name: ClassVar[str]
     needs_final_noise: ClassVar[bool | None] = None
+    draft: Any = None
 
     @property
     def criterion_name(self) -> str | None:
-        return None
-
-    @property
-    def draft_model(self) -> ImageModel | None:
-        """The smaller model, or None."""
         return None
 
     def generate(self, batch: Batch) -> Generated:
@@ -183,17 +180,13 @@ class DraftSpeculation(_Rounds):
     gamma, draft_cost, prefill: as for `SelfSpeculation`.
     """
 
-    draft: ImageModel
+    draft: ImageModel = dataclasses.field()  # without a default
     criterion: Criterion = PathCriterion()  # type: ignore[assignment]
     gamma: int = 8
     draft_cost: float | None = None
     prefill: float = 0.0
 
     name: ClassVar[str] = "draft"
-
-    @property
-    def draft_model(self) -> ImageModel:
-        return self.draft
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,10 +210,6 @@ class Released(Method):
     name: ClassVar[str] = "draft"
     needs_final_noise: ClassVar[bool | None] = False
     criterion_name: ClassVar[str | None] = "released"
-
-    @property
-    def draft_model(self) -> ImageModel:
-        return self.draft
 
     def generate(self, batch: Batch) -> Generated:
         return released.generate(batch, self)

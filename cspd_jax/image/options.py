@@ -38,8 +38,8 @@ class Options:
         'denoising steps, for example "100" or "ddim50"; of a flow head its noisy'
         ' steps, as in "50"'
         " (default: as the model was made for)",
-        flags=("--steps",),
-        metavar="STEPS",
+        flags=("--respacing",),
+        metavar="SPEC",
     )
     cfg: jax.Array | float = option(
         1.0,

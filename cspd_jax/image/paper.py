@@ -32,7 +32,7 @@ from cspd_jax.coupling.residual import gaussian_residual, log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.rounds import (
     Drafted,
-    Request,
+    Drawing,
     accept,
     accepted_prefix,
     drafted_groups,
@@ -145,7 +145,7 @@ def aligned_chains(
         jnp.arange(gamma + 1)
         <= jnp.sum(jnp.any(drafted.to_test, axis=2), axis=1)[:, None]
     )[..., None]
-    request = Request(
+    drawing = Drawing(
         keys=inputs.keys if criterion.align else unaligned,
         window_keys=unaligned,
         positions=positions(inputs, groups),
@@ -153,7 +153,7 @@ def aligned_chains(
         scale=scales(inputs, groups),
         wanted=wanted,
     )
-    return draw_paths(inputs, inputs.target, request)
+    return draw_paths(inputs, inputs.target, drawing)
 
 
 def judge_last_transitions(

@@ -15,7 +15,7 @@ import numpy as np
 
 from cspd_jax._utils.options import reported
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.drafters import ChainDrafter
+from cspd_jax.image.chain_drafters import ChainDrafter
 from cspd_jax.image.known import Known
 from cspd_jax.image.order import RISING, Group, Random
 from cspd_jax.image.protocol import TokenModel

@@ -89,7 +89,7 @@ class ScheduledStep(NamedTuple):
     block: tuple[int, int] | None
 
 
-class Segment(NamedTuple):
+class Phase(NamedTuple):
     """What steps of one model that run in one `scan` have in common.
 
     drafted: whether the draft model generates.
@@ -129,7 +129,7 @@ def schedule(length: int, num_iter: int, runner: Runner) -> tuple[ScheduledStep,
 
 def plan_segments(
     bound: BoundModel, steps: tuple[ScheduledStep, ...]
-) -> list[tuple[Segment, GroupArrays, GroupArrays]]:
+) -> list[tuple[Phase, GroupArrays, GroupArrays]]:
     """Cuts where the draft takes over, and where the known tokens outgrow an encoder
     prefix. Returns the groups too, and the block that is judged after each, of size 0
     if there is none."""
@@ -148,7 +148,7 @@ def plan_segments(
         shapes = (sampler.Segment(bucket, width, recipe.respacing) for width in widths)
         arrays = sampler.group_arrays(groups, bound)
         blocks = GroupArrays(jnp.array(firsts), jnp.array(sizes), arrays.scale)
-        segments.append((Segment(drafted, *shapes), arrays, blocks))
+        segments.append((Phase(drafted, *shapes), arrays, blocks))
     return segments
 
 
@@ -346,7 +346,7 @@ def generate(
     zeros = jnp.zeros((images, length + padding, network.token_dim), target.dtype)
     marks = jnp.zeros(zeros.shape[:2], jnp.int8)
     state = RunnerState(
-        put_back(target.kept, zeros), ChainEnd(Gaussian(zeros, zeros), zeros), marks
+        put_back(target.given, zeros), ChainEnd(Gaussian(zeros, zeros), zeros), marks
     )
     counts = no_counts(images)
     for segment, groups, blocks in segments:
@@ -359,7 +359,7 @@ def generate(
 
 def ar_step(
     inputs: Inputs,
-    segment: Segment,
+    segment: Phase,
     state: RunnerState,
     group: GroupArrays,
     block: GroupArrays,

@@ -47,6 +47,7 @@ from cspd_jax.diffusion.gaussian import Gaussian, coefficients, implied
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.bound import BoundModel, bind
 from cspd_jax.image.chain import speculate_chain
+from cspd_jax.image.chain_drafters import Prediction
 from cspd_jax.image.counts import (
     calls,
     generated,
@@ -55,7 +56,6 @@ from cspd_jax.image.counts import (
     of_draft,
     with_calls,
 )
-from cspd_jax.image.drafters import Prediction
 from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.recipe import Batch
 from cspd_jax.image.state import (
@@ -128,7 +128,7 @@ class Kept(NamedTuple):
     guess: Prediction
 
 
-class Request(NamedTuple):
+class Drawing(NamedTuple):
     """Paths [B, N, G] to be drawn.
 
     keys: [B] in place of the images', of all noise.
@@ -276,8 +276,8 @@ class PathCriterion:
         state = accept(inputs, state, drafted, prefix)
         if ahead:
             state = choose_num_drafts(inputs, state)
-        held, request = window(inputs, state, drafted, kept, prefix.n, ahead, keys)
-        drawn, chains = draw_paths(inputs, inputs.target, request)
+        held, drawing = window(inputs, state, drafted, kept, prefix.n, ahead, keys)
+        drawn, chains = draw_paths(inputs, inputs.target, drawing)
         paths = joined(held, drawn)
         group = state.group[:, None]
         done = exists(inputs, group) & ~held.whole[:, :1]
@@ -411,7 +411,7 @@ def window(
     n: Array,
     ahead: int,
     keys: Array,
-) -> tuple[Kept, Request]:
+) -> tuple[Kept, Drawing]:
     """Asks for what the group in work and the next ones, `ahead` of them, lack: paths
     go on where their blocks ended, the others begin anew. Returns what is held of them
     too.
@@ -439,7 +439,7 @@ def window(
         groups[:, :1] + 1 >= inputs.prefilled
     )
     missing = (wanted | (behind == 0))[..., None] & (held.left > 0)
-    return held, Request(
+    return held, Drawing(
         keys=keys,
         positions=positions(inputs, groups),
         z=drafted.z[lanes, shown, place - shown],
@@ -496,7 +496,7 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
         j, state, work = carry
         here = (state.group + j)[:, None]  # [B, 1]
         tokens = with_drafts(inputs, state, count=j)
-        request = Request(
+        drawing = Drawing(
             keys=keys,
             positions=positions(inputs, here),
             z=contexts(inputs, draft, tokens, jnp.minimum(here, inputs.groups))[
@@ -505,7 +505,7 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
             scale=scales(inputs, here),
             wanted=exists(inputs, here) & asked[:, j, None, None],
         )
-        drawn, made = draw_paths(inputs, draft, request)
+        drawn, made = draw_paths(inputs, draft, drawing)
         drafts = jax.tree.map(
             lambda a, new: a.at[:, j].set(new[:, 0]), state.drafts, drawn
         )
@@ -525,18 +525,18 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
 
 
 def draw_paths(
-    inputs: Inputs, bound: BoundModel, request: Request
+    inputs: Inputs, bound: BoundModel, drawing: Drawing
 ) -> tuple[Paths, Counts]:
     """Draws paths of a network [B, N, G, ...]. Of tokens that were on their way only
     the end, the token, is theirs: the states before it are nobody's."""
-    shape = request.positions.shape
-    in_a_row = request.positions.reshape(shape[0], -1)
-    bound = dataclasses.replace(bound, keys=request.keys)
-    chains = _chains(bound, request.z, request.scale)
+    shape = drawing.positions.shape
+    in_a_row = drawing.positions.reshape(shape[0], -1)
+    bound = dataclasses.replace(bound, keys=drawing.keys)
+    chains = _chains(bound, drawing.z, drawing.scale)
     begun = None
-    if request.begun is not None:
+    if drawing.begun is not None:
         left, x, guess = jax.tree.map(
-            lambda a: a.reshape(-1, *a.shape[3:]), request.begun
+            lambda a: a.reshape(-1, *a.shape[3:]), drawing.begun
         )
         begun = Start(left, x), guess
     if inputs.recipe.chain is None:
@@ -549,14 +549,14 @@ def draw_paths(
         path = sample_path(chains, noise, start)
         work = head_counts(inputs, inputs.steps, len(end))
     else:
-        random = bound.chain_randomness(in_a_row, request.window_keys)
+        random = bound.chain_randomness(in_a_row, drawing.window_keys)
         end = random.x
         found = speculate_chain(
             chains,
             random,
             bound.recipe.drafter,
             inputs.recipe.chain,
-            active=request.wanted.reshape(-1),
+            active=drawing.wanted.reshape(-1),
             begun=begun,
             trajectory=True,
         )

@@ -119,8 +119,8 @@ def ar_step(
         bound = both_halves(bound)
         positions = jnp.tile(positions, (2, 1))
     used = jnp.broadcast_to(jnp.arange(segment.width) < group.size, positions.shape)
-    if bound.kept is not None:
-        missing = group.first + jnp.arange(segment.width) >= bound.kept.number[:, None]
+    if bound.given is not None:
+        missing = group.first + jnp.arange(segment.width) >= bound.given.number[:, None]
         used &= jnp.tile(missing, (len(used) // len(missing), 1))
     x, seen = (draw or draw_tokens)(bound, z, positions, used, group.scale)
     x = bound.network.finish(x) if isinstance(bound.network, CausalTokenModel) else x
@@ -130,12 +130,12 @@ def ar_step(
             x[: len(state.tokens)],
             x[len(state.tokens) :, 0].astype(state.tokens.dtype),
         )
-        first = put_back(bound.kept, first[:, None])[:, 0]
+        first = put_back(bound.given, first[:, None])[:, 0]
         seen = jax.tree.map(
             lambda a: a.reshape(2, -1).sum(axis=0, dtype=a.dtype) if a.ndim else a, seen
         )
     tokens = write_group(state.tokens, x, group.first)
-    return PlainState(put_back(bound.kept, tokens), cache, first), seen
+    return PlainState(put_back(bound.given, tokens), cache, first), seen
 
 
 def both_halves(bound: BoundModel) -> BoundModel:
@@ -161,8 +161,8 @@ def group_context(
     index = jnp.minimum(first + jnp.arange(segment.width), network.seq_len - 1)
     index = jnp.broadcast_to(index, (rows, segment.width))
     known = jnp.full(rows, first)
-    if bound.kept is not None:
-        known = jnp.maximum(known, jnp.tile(bound.kept.number, rows // images))
+    if bound.given is not None:
+        known = jnp.maximum(known, jnp.tile(bound.given.number, rows // images))
     tokens = jnp.tile(state.tokens[:, : network.seq_len], (rows // images, 1, 1))
     if state.uncond_first is not None:
         tokens = tokens.at[images:, 0].set(state.uncond_first)
@@ -244,9 +244,9 @@ def one_by_one(
         return given[0], jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), seen)
 
     def maybe(state: Any, inputs: Any) -> tuple[Any, Any]:
-        if bound.kept is None:
+        if bound.given is None:
             return step(state, *inputs)
-        needed = jnp.any(bound.kept.number < inputs[0].first + inputs[0].size)
+        needed = jnp.any(bound.given.number < inputs[0].first + inputs[0].size)
         return jax.lax.cond(needed, step, nothing, state, *inputs)
 
     state, counts = jax.lax.scan(maybe, state, (groups, *more))
@@ -300,7 +300,7 @@ def output(
     """Returns what there is when the first `final` tokens are; a round is an AR step in
     which a token was missing."""
     ends = jnp.array([group.start + group.size for group in bound.recipe.groups])
-    known = 0 if bound.kept is None else bound.kept.number[:, None]
+    known = 0 if bound.given is None else bound.given.number[:, None]
     taken = jnp.broadcast_to(known < ends, (bound.images, len(ends))) & (ends <= final)
     counts = counts._replace(rounds=jnp.sum(taken, axis=1, dtype=jnp.int32))
     if marks is None:
@@ -330,11 +330,11 @@ def empty_state(bound: BoundModel) -> PlainState:
     padded = network.seq_len + max(segment.width for segment, _ in segments) - 1
     tokens = jnp.zeros((bound.images, padded, network.token_dim), bound.dtype)
     cache = None
-    tokens = put_back(bound.kept, tokens)
+    tokens = put_back(bound.given, tokens)
     if isinstance(network, CachedTokenModel):
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
         # From one call; what follows the known tokens is overwritten unread.
-        if bound.kept is not None:
+        if bound.given is not None:
             whole = Segment(network.seq_len, network.seq_len, bound.recipe.respacing)
             _, _, cache = group_context(
                 bound, whole, PlainState(tokens, cache), jnp.int32(0)
@@ -346,6 +346,6 @@ def empty_state(bound: BoundModel) -> PlainState:
 
 def cache_counts(bound: BoundModel) -> Counts:
     """Returns the call that puts known tokens into a cache, if there is one."""
-    cached = bound.kept is not None and isinstance(bound.network, CachedTokenModel)
+    cached = bound.given is not None and isinstance(bound.network, CachedTokenModel)
     made = calls(len(bound.order), int(cached))
     return with_calls(no_counts(bound.images), backbone=made)

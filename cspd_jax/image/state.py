@@ -166,15 +166,15 @@ def nothing_made(inputs: Inputs) -> State:
     tokens = jnp.zeros((images, padded, dim), dtype)
     number = jnp.zeros(images, jnp.int32)
     group = number
-    kept = inputs.target.kept
-    if kept is not None:  # the first group that lacks a token
+    given = inputs.target.given
+    if given is not None:  # the first group that lacks a token
         ends = inputs.start[: inputs.groups] + inputs.size[: inputs.groups]
-        group = jnp.searchsorted(ends, kept.number, side="right").astype(jnp.int32)
+        group = jnp.searchsorted(ends, given.number, side="right").astype(jnp.int32)
     path = (images, gamma, width, inputs.steps, dim)
     states = jnp.zeros((*path[:3], inputs.steps + 1, dim), dtype)
     laws = Gaussian(jnp.zeros(path, dtype), jnp.zeros(path, dtype))
     return State(
-        tokens=put_back(kept, tokens),
+        tokens=put_back(given, tokens),
         group=group,
         drafts=Paths(states, laws),
         num_drafts=number,
@@ -200,8 +200,8 @@ def contexts(
         inputs.start[wanted][..., None] + jnp.arange(inputs.width), inputs.length - 1
     )
     n_known = inputs.start[known]
-    if bound.kept is not None:
-        n_known = jnp.maximum(n_known, bound.kept.number[:, None])
+    if bound.given is not None:
+        n_known = jnp.maximum(n_known, bound.given.number[:, None])
     n_known = jnp.minimum(n_known, inputs.length - 1)  # past the end nothing is read
 
     def sequences(a):
@@ -234,10 +234,12 @@ def exists(inputs: Inputs, group: Array) -> Array:
         jnp.arange(inputs.width)
         < inputs.size[jnp.minimum(group, len(inputs.start) - 1)][..., None]
     )
-    kept = inputs.target.kept
-    if kept is None:
+    given = inputs.target.given
+    if given is None:
         return there
-    return there & (places(inputs, group) >= kept.number.reshape(-1, *[1] * group.ndim))
+    return there & (
+        places(inputs, group) >= given.number.reshape(-1, *[1] * group.ndim)
+    )
 
 
 def places(inputs: Inputs, group: Array) -> Array:

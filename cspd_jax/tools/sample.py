@@ -131,7 +131,7 @@ def _make(
 ) -> dict[str, Any]:
     """Makes the arrays of a shard, of the first images of a batch."""
     model = request.model
-    made, info = make(asked, common_mesh(model, request.method.draft_model))
+    made, info = make(asked, common_mesh(model, request.method.draft))
     images = np.asarray(made)[:count]
     finite = np.isfinite(images).all(axis=(1, 2))
     if not finite.any():
@@ -172,7 +172,7 @@ def _manifest(
             "name": method.name,
             "criterion": method.criterion_name,
         },
-        "draft": weights(method.draft_model),
+        "draft": weights(method.draft),
         "sampler": {**options.report(), **recipe.report(), "known": known},
         **recipe.claim._asdict(),
     }

@@ -77,7 +77,7 @@ def test_config_of_a_file_with_args(name, patch, stride, steps):
         config.head_depth,
         config.head_width,
     ) == (4, 10, 2, 48)
-    flags = Options(heads=(2, 8), patch_size=4, steps="ddim50", vae_stride=1)
+    flags = Options(heads=(2, 8), patch_size=4, respacing="ddim50", vae_stride=1)
     config = make_config(source, flags)
     assert (config.patch_size, config.vae_stride, config.respacing) == (4, 1, "ddim50")
     assert (config.encoder_heads, config.decoder_heads) == (2, 8)
@@ -132,7 +132,7 @@ def test_safetensors(tmp_path, name, options, dtype):
     assert source.kind == original.kind
     config = make_config(source, options)
     assert config == make_config(
-        original, Options(options.heads, steps="100") if options.heads else options
+        original, Options(options.heads, respacing="100") if options.heads else options
     )
     ours = convert(source, config)
     theirs = convert(original, config)

@@ -84,7 +84,7 @@ ASKED = (
     "2x3",
     "--n",
     "1",
-    "--steps",
+    "--respacing",
     "4",
     "--method",
     "plain",

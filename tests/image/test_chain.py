@@ -23,7 +23,7 @@ from cspd_jax.diffusion.gaussian import coefficients, predicted_x0
 from cspd_jax.image import chain
 from cspd_jax.image.calibration import fit
 from cspd_jax.image.chain import ChainRandomness, ChainSpeculation
-from cspd_jax.image.drafters import NoiseCorrected, at_steps, frozen
+from cspd_jax.image.chain_drafters import NoiseCorrected, at_steps, frozen
 
 HEADS = {
     "ddim100": GaussianData("ddim100", 0.7, 0.09),

@@ -17,8 +17,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 GENERATE = shlex.split(
-    "generate --target default --method plain --labels 0-3 --n 1 --num-iter 4 --steps"
-    " ddim10"
+    "generate --target default --method plain --labels 0-3 --n 1 --num-iter 4"
+    " --respacing ddim10"
 )
 TEXT = shlex.split("text --prompt import --prompt The --new-tokens 24 --json")
 SETTINGS = shlex.split(

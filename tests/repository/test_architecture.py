@@ -47,7 +47,7 @@ ALGORITHMS = tuple(
         "diffusion",
         "image.bound",
         "image.chain",
-        "image.drafters",
+        "image.chain_drafters",
         "image.lossy",
         "image.options",
         "image.paper",

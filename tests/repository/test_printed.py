@@ -56,7 +56,7 @@ ELSEWHERE = (
 # two values counts.
 SMALLER = {
     "generate": "--n 1 --num-iter 4",
-    "generate --target FOLDER": "--grid 1x2 --steps flow-calls4",
+    "generate --target FOLDER": "--grid 1x2 --respacing flow-calls4",
     "generate --target mar-base": "--labels 0,1",
     "generate --target sphere-b": "--labels 0,1",
     "sample": "--n 8 --batch 4 --num-iter 4",

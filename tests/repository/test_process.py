@@ -76,7 +76,7 @@ def test_a_seed_means_the_same_whatever_jax_draws_with_by_default(folder, tmp_pa
         "2",
         "--num-iter",
         "2",
-        "--steps",
+        "--respacing",
         "4",
         "--batch",
         "2",

@@ -15,7 +15,17 @@ from cspd_jax.image.options import Options
 from cspd_jax.shell import Request
 from cspd_jax.tools import sample
 
-FLAGS = ("--num-iter", "4", "--steps", "ddim5", "--batch", "4", "--n", "10", "--tokens")
+FLAGS = (
+    "--num-iter",
+    "4",
+    "--respacing",
+    "ddim5",
+    "--batch",
+    "4",
+    "--n",
+    "10",
+    "--tokens",
+)
 OPTIONS = Options(num_iter=4, respacing="ddim5")
 
 
