@@ -30,6 +30,7 @@ from toy import Parser, begin, load, machine, timed_images, write_results
 
 from cspd_jax import hub
 from cspd_jax._utils.files import write_text, written_beside
+from cspd_jax.comparison import Request
 from cspd_jax.coupling.draft_length import speedup
 from cspd_jax.image import (
     DraftSpeculation,
@@ -41,7 +42,6 @@ from cspd_jax.image import (
 from cspd_jax.image.options import Options
 from cspd_jax.keys import seed_key
 from cspd_jax.reports.pictures import acceptance_maps, titled
-from cspd_jax.shell import Request
 
 # Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256;
 # acceptance without and with alignment. What else the file quotes, acceptance and

@@ -42,6 +42,7 @@ from toy import (
     write_results,
 )
 
+from cspd_jax.comparison import Request
 from cspd_jax.image import (
     DraftSpeculation,
     PaperCriterion,
@@ -54,7 +55,6 @@ from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.reports.pictures import titled
-from cspd_jax.shell import Request
 from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.tools.evaluation.equality import TESTS
 from cspd_jax.training.data.words import BLANK

@@ -29,13 +29,13 @@ import numpy as np
 from cspd_jax import hub, models, weights
 from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax._utils.files import write_text
+from cspd_jax.comparison import Request
 from cspd_jax.image.generation import generate
 from cspd_jax.info import Info
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_name, kind_of
 from cspd_jax.reports.report import device, versions
-from cspd_jax.shell import Request
 from cspd_jax.tokenizers import ByteTokenizer
 from cspd_jax.training.config import data_from_json
 from cspd_jax.training.data.text import documents

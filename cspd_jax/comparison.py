@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,6 @@ from cspd_jax.info import Generated
 from cspd_jax.keys import independent_key
 from cspd_jax.measure import Choice, fastest_of, median_seconds, timed
 from cspd_jax.models import ImageModel
-from cspd_jax.shell import Request
 
 Array = jax.Array
 _IMAGES = 2  # on which ways are tried first
@@ -34,6 +33,16 @@ _SELF = (  # coupled drafts pay far ahead
     image.SelfSpeculation(16, coupled=True),
     image.SelfSpeculation(24, coupled=True),
 )
+
+
+class Request(NamedTuple):
+    """The arguments of a family's `generate`. what: labels, or prompts."""
+
+    key: Any
+    model: Any
+    what: Any
+    method: Any
+    options: Any
 
 
 def family_of(model: Any) -> ModuleType:

@@ -174,10 +174,11 @@ def place(mesh: Mesh, params: Any, config: Any = None) -> Any:
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
-    """Puts arrays that every process has on every device, whole; those already on the
-    mesh stay."""
+    """Puts numbers and arrays that every process has on every device, whole; those
+    already on the mesh stay."""
 
     def on_mesh(array: Any) -> jax.Array:
+        array = array if hasattr(array, "shape") else jnp.asarray(array)
         return (
             array
             if getattr(getattr(array, "sharding", None), "mesh", None) == mesh

@@ -1,11 +1,11 @@
 """The loop around an algorithm: all rounds in one program, or round by round, with a
-bar, or spread over a mesh. It knows nothing of how they are generated."""
+bar, or spread over a mesh. It knows nothing of what a round does."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +20,8 @@ from cspd_jax.parallel import replicate, spread
 Array = jax.Array
 
 
-class Request(NamedTuple):
-    """The arguments of a family's `generate`. what: labels, or prompts."""
-
-    key: Any
-    model: Any
-    what: Any
-    method: Any
-    options: Any
-
-
 class Rows(Protocol):
-    """Rows that are to be generated: a pytree, whose sizes are static and arrays
+    """Rows that are to be generated: a pytree, in which sizes are static and arrays are
     data."""
 
     def generate(self) -> Generated:
@@ -53,8 +43,7 @@ class Algorithm(Protocol):
 
     A state is a named tuple.
 
-    in_place: the field of the state that a round writes where the one before did, not
-        beside it.
+    in_place: the field of the state whose buffers a round may overwrite.
     """
 
     in_place: ClassVar[str]
@@ -93,7 +82,7 @@ def stream(algorithm: Algorithm) -> Iterator[Generated]:
 def generate(parts: Iterable[Rows], mesh: Mesh | None, bar: Bar) -> list[Generated]:
     """Generates parts, one after the other.
 
-    mesh: on which their models lie; each part is spread over it.
+    mesh: the devices that the models lie on; each part is spread over them.
     bar: counts tokens. Unless it is disabled, a part is streamed; else it is one call.
     """
     found = []

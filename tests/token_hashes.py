@@ -30,7 +30,7 @@ import tiny
 from batches import batch_of
 from linear_tokens import LinearTokens
 
-from cspd_jax import masked, text
+from cspd_jax import masked, shell, text
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.coupled import CoupledCriterion
@@ -103,7 +103,9 @@ def plain_tokens(*model, **settings):
 
 
 def outer_tokens(speculation, **settings):
-    return tokens_and_marks(rounds.generate(batch(**settings), speculation))
+    return tokens_and_marks(
+        shell.run(rounds.bound_rounds(batch(**settings), speculation))
+    )
 
 
 def released_tokens(draft, cfg=1.0, num_iter=6, **runner):
@@ -126,7 +128,7 @@ def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
     asked = batch_of(MARModel(config, jnp.float64), params, keys, labels, options)
     if method == "plain":
         return (sampler.generate(asked).tokens,)
-    return tokens_and_marks(rounds.generate(asked, ahead(gamma=2)))
+    return tokens_and_marks(shell.run(rounds.bound_rounds(asked, ahead(gamma=2))))
 
 
 IMAGE = {

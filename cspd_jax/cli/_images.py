@@ -15,6 +15,7 @@ from cspd_jax import hub, image
 from cspd_jax._utils.files import files_in
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import add_common, add_fields, from_flags, labels
+from cspd_jax.comparison import Request
 from cspd_jax.image import pixels, prompts
 from cspd_jax.image.generation import as_labels
 from cspd_jax.image.lossy import Annealing, Checkerboard
@@ -23,7 +24,6 @@ from cspd_jax.image.regions import NAMES, size_of
 from cspd_jax.keys import seed_key
 from cspd_jax.models import VAE, ImageModel
 from cspd_jax.parallel import default_mesh
-from cspd_jax.shell import Request
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 

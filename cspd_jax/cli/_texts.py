@@ -17,12 +17,11 @@ from cspd_jax._utils import compilation
 from cspd_jax._utils.options import reported
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import add_common, progress
-from cspd_jax.comparison import side_by_side
+from cspd_jax.comparison import Request, side_by_side
 from cspd_jax.info import Info
 from cspd_jax.models import TextModel
 from cspd_jax.reports import report
 from cspd_jax.sampling import NO_TOKEN
-from cspd_jax.shell import Request
 from cspd_jax.tokenizers import load_tokenizer
 
 _DEFAULT = "Return a list of"

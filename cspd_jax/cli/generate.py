@@ -24,13 +24,12 @@ from cspd_jax._utils.files import check_new_folder, next_free
 from cspd_jax.check import UserError
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import chosen, progress
-from cspd_jax.comparison import compare, fastest
+from cspd_jax.comparison import Request, compare, fastest
 from cspd_jax.image import pixels
 from cspd_jax.image.generation import resolve
 from cspd_jax.info import Generated, Info
 from cspd_jax.models import VAE
 from cspd_jax.reports import pictures, report
-from cspd_jax.shell import Request
 
 PREFIX = "samples"
 _CLASSES = 10  # generated without --labels

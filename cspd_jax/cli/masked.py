@@ -17,10 +17,9 @@ from cspd_jax import masked
 from cspd_jax._utils.options import reported
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, chosen, from_flags
-from cspd_jax.comparison import fastest
+from cspd_jax.comparison import Request, fastest
 from cspd_jax.keys import seed_key
 from cspd_jax.parallel import default_mesh
-from cspd_jax.shell import Request
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

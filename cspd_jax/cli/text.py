@@ -18,12 +18,11 @@ from cspd_jax._utils.options import reported
 from cspd_jax.check import check_vocabularies
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, chosen, from_flags
-from cspd_jax.comparison import fastest
+from cspd_jax.comparison import Request, fastest
 from cspd_jax.keys import seed_key
 from cspd_jax.models import HeadModel, TextModel
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.parallel import default_mesh
-from cspd_jax.shell import Request
 
 METHODS = ("plain", "speculation", "tree", "auto")
 

@@ -88,8 +88,8 @@ class BoundModel:
     def chain_randomness(
         self, positions: Array, keys: Array | None = None
     ) -> ChainRandomness:
-        """Draws what speculation along the chains needs: of injected noise it uses x_T
-        alone. keys: [B] in place of the images' own, but for x_T."""
+        """Draws what speculation along the chains needs. Of injected noise it uses x_T
+        alone. keys: [B] in place of `self.keys`, but for x_T."""
         x = chain_ends(self.keys, positions, self.network.token_dim)
         if self.noise is not None:
             x = jnp.take_along_axis(

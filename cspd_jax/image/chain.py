@@ -117,7 +117,8 @@ class ChainVerdict(NamedTuple):
 class ChainResult(NamedTuple):
     """R finished chains.
 
-    path: their states; of a chain without `trajectory` x_0 alone.
+    x: [R, d] their ends, x_0.
+    path: their states and laws; None without `trajectory`.
     counts: what it took.
     """
 
@@ -221,8 +222,8 @@ def begin(
 
 
 def packed_sizes(chains: int, rows: int) -> list[int]:
-    """Returns for how many chains calls are compiled, of so many rows for each: all of
-    them, and less where a call is still large."""
+    """Returns for how many chains calls are compiled, where each chain takes `rows`
+    rows of a call: for all of them, and for fewer where a call is still large."""
     sizes = [chains]
     while len(sizes) < _SIZES and sizes[-1] * rows > _LARGE:
         sizes.append(-(-sizes[-1] // 2))
@@ -237,8 +238,8 @@ def speculate_packed(
     size: int,
     fewer: int,
 ) -> tuple[ChainState, Counts]:
-    """Goes on until no more than `fewer` chains are unfinished, which are no more than
-    `size` now; only so many are rows of its calls."""
+    """Goes on until no more than `fewer` chains are unfinished. Now no more than `size`
+    are, and calls have rows for that many."""
     if size == len(chain.x):
         return speculate_until(inputs, chain, counts, length, fewer)
     lanes = jnp.argsort(chain.left == 0, stable=True)[:size]
@@ -388,8 +389,8 @@ def _where_row(chosen: Array, new: Array, old: Array) -> Array:
 
 
 def no_counts(chains: int) -> Counts:
-    """Returns the counts of chains before the first call: a round is a call of the
-    head, in whose rows guidance counts twice."""
+    """Returns the counts of chains before the first call. A round is a call of the
+    head; its rows are twice as many with guidance."""
     none = jnp.zeros(chains, jnp.int32)
     head = Calls(jnp.int32(0), jnp.int32(0))
     return Counts(none, none, none, none, {"head": head})
@@ -399,13 +400,13 @@ def no_counts(chains: int) -> Counts:
 # more numbers than this.
 _KEPT = 2**25
 
-# Calls are compiled for so many numbers of chains, as long as they have more rows than
-# this, of which fewer take as long.
+# Calls are compiled for up to this many numbers of chains. One of no more rows than
+# this would not be faster with fewer.
 _SIZES = 3
 _LARGE = 300
 
-# A head call has at most this many numbers of modulations; one of more rows is made in
-# chunks.
+# The modulations of a head call have at most this many numbers; a larger call is made
+# in chunks.
 _TOGETHER = 2**28
 
 

@@ -69,7 +69,7 @@ class ChainDrafter(Protocol):
 
 
 def at_steps(c: Coefficients, steps: Array) -> Coefficients:
-    """Returns those of steps [...], for arrays [..., d]."""
+    """Returns the coefficients of steps [...], for arrays [..., d]."""
     return Coefficients(*(a[steps][..., None] for a in c))
 
 

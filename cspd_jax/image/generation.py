@@ -27,7 +27,7 @@ from cspd_jax.image.chain_drafters import frozen
 from cspd_jax.image.known import of_every_image
 from cspd_jax.image.methods import METHODS, Method, Plain
 from cspd_jax.image.options import Options
-from cspd_jax.image.order import Random, Raster, Spread, prefix_lengths
+from cspd_jax.image.order import Order, Random, Raster, Spread, prefix_lengths
 from cspd_jax.image.prompts import ask
 from cspd_jax.image.protocol import CausalTokenModel
 from cspd_jax.image.recipe import Batch, Draft, Recipe
@@ -47,10 +47,10 @@ def resolve(
     options: Options = Options(),
     images: int = 1,
 ) -> Recipe:
-    """Settles how so many images are made; ValueError for what cannot be had.
+    """Settles how this many images are made, or raises a UserError.
 
-    It measures nothing, and the model may have no parameters yet: drafters of denoising
-    steps are those that need no calibration.
+    It measures nothing, and the model may have no parameters yet: its drafters of
+    denoising steps are not calibrated.
     """
     check_method(method, METHODS)
     check_options(options, Options)
@@ -60,7 +60,7 @@ def resolve(
     schedule = options.cfg_schedule
     causal = isinstance(network, CausalTokenModel)
     if causal:
-        order: Random = Raster()
+        order: Order = Raster()
         schedule = network.linear_guidance if schedule == "linear" else schedule
     else:
         order = options.order or Random()

@@ -18,7 +18,7 @@ from cspd_jax.check import UserError
 from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS
 from cspd_jax.image.order import (
     Group,
-    Random,
+    Order,
     check_square,
     random_order,
     reveal_groups,
@@ -85,7 +85,7 @@ def _of_kind(respacing: str, steps: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkerboard(Random):
+class Checkerboard(Order):
     """The tokens of one colour of a checkerboard in random order, then the others in
     few AR steps (GtR). Lossy.
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
+from cspd_jax import shell
 from cspd_jax._utils.options import documented, option, reported
 from cspd_jax.check import UserError
 from cspd_jax.image import released, rounds, sampler
@@ -115,10 +116,10 @@ class _Rounds(Method):
         return Speculation(self.criterion, gamma, self.draft_cost, self.prefill)
 
     def generate(self, batch: Batch) -> Generated:
-        return rounds.generate(batch, self.speculation(batch))
+        return shell.run(rounds.bound_rounds(batch, self.speculation(batch)))
 
     def stream(self, batch: Batch) -> Iterator[Generated]:
-        return rounds.stream(batch, self.speculation(batch))
+        return shell.stream(rounds.bound_rounds(batch, self.speculation(batch)))
 
     def exactness(self, options: Options) -> Exactness:
         return self.criterion.exactness()

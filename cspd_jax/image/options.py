@@ -11,7 +11,7 @@ from cspd_jax._utils.options import documented, option, reported
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.known import Known
 from cspd_jax.image.lossy import Annealing
-from cspd_jax.image.order import Random
+from cspd_jax.image.order import Order
 
 
 @documented
@@ -70,7 +70,7 @@ class Options:
         "lossy: denoising steps fall from FIRST to LAST along the AR steps, for example"
         " 50:5 (DiSA)",
     )
-    order: Random | None = option(
+    order: Order | None = option(
         None,
         "in which tokens are revealed; spread: each far from the last eight, another"
         " distribution (default: at random, as MAR does)",

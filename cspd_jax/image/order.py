@@ -76,10 +76,11 @@ def check_square(length: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Random:
-    """In a random order, as MAR does; of the other orders, what they do alike."""
+class Order:
+    """In which order tokens are revealed; where a subclass says nothing else, at
+    random."""
 
-    name: ClassVar[str] = "random"
+    name: ClassVar[str]
 
     def most_steps(self, length: int) -> int:
         """Returns the AR steps if no two tokens come together."""
@@ -95,7 +96,14 @@ class Random:
 
 
 @dataclasses.dataclass(frozen=True)
-class Raster(Random):
+class Random(Order):
+    """In a random order, as MAR does."""
+
+    name: ClassVar[str] = "random"
+
+
+@dataclasses.dataclass(frozen=True)
+class Raster(Order):
     """One token after the other, row by row: the order of causal models."""
 
     name: ClassVar[str] = "raster"
@@ -108,7 +116,7 @@ class Raster(Random):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread(Random):
+class Spread(Order):
     """Each token far from the last ones, on a square grid: its distance to the nearest
     of them is the greatest there is. Another distribution than in random order: that of
     the plain sampler in this one.

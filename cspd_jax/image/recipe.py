@@ -17,7 +17,7 @@ from cspd_jax._utils.options import reported
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.chain_drafters import ChainDrafter
 from cspd_jax.image.known import Known
-from cspd_jax.image.order import RISING, Group, Random
+from cspd_jax.image.order import RISING, Group, Order
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.info import Exactness, Generated
 
@@ -34,7 +34,7 @@ class Recipe:
 
     Static:
     num_iter: AR steps that were asked for; some may reveal nothing.
-    order: in which tokens are revealed.
+    order: the rule by which tokens are revealed.
     groups: [S] of the AR steps that reveal something.
     respacing: denoising steps that are kept.
     respacings: [S] of each AR step; the same but where they are annealed.
@@ -50,12 +50,12 @@ class Recipe:
     cfg: [B] guidance scale.
     temperature: [] of the denoising noise.
     drafter: drafts denoising steps.
-    draft_drafter: drafts those of the draft model.
+    draft_drafter: drafts denoising steps of the draft model.
     known: tokens that stay; None where nothing is known.
     """
 
     num_iter: int = dataclasses.field(metadata=STATIC)
-    order: Random = dataclasses.field(metadata=STATIC)
+    order: Order = dataclasses.field(metadata=STATIC)
     groups: tuple[Group, ...] = dataclasses.field(metadata=STATIC)
     respacing: str = dataclasses.field(metadata=STATIC)
     respacings: tuple[str, ...] = dataclasses.field(metadata=STATIC)

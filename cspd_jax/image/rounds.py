@@ -26,14 +26,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax import shell
-from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
 from cspd_jax.coupling.draft_length import best_draft_length
 from cspd_jax.diffusion.chain import (
@@ -101,8 +99,8 @@ class Prefix(NamedTuple):
     """What the tests of a round lead to.
 
     n: [B] groups accepted in full.
-    tested: [B, gamma, G] tokens that count as tested: none after the group, or of a
-        block the token, that ended it.
+    tested: [B, gamma, G] tokens that count as tested: those up to the group, or the
+        token, in which acceptance ended.
     kept: [B, gamma, G] drafts accepted among them.
     """
 
@@ -154,22 +152,11 @@ class Drawing(NamedTuple):
 # The loop.
 
 
-@functools.partial(outermost_jit, static_argnames="speculation")
-def generate(batch: Batch, speculation: Speculation) -> Generated:
-    """Makes the images as `sampler.generate` with `final_noise` does, in fewer
-    rounds."""
-    return shell.run(bound_rounds(batch, speculation))
-
-
-def stream(batch: Batch, speculation: Speculation) -> Iterator[Generated]:
-    """Yields what there is after each round."""
-    return shell.stream(_bound_rounds(batch, speculation))
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Images that are made in rounds: an `Algorithm` of the shell."""
+    """Images that are made as `sampler.generate` with `final_noise` makes them, in
+    fewer rounds: an `Algorithm` of the shell."""
 
     inputs: Inputs
     in_place: ClassVar[str] = "drafts"
@@ -207,9 +194,10 @@ def run_round(inputs: Inputs, state: State) -> tuple[State, Counts]:
     return state, add(verified, of_drafts)
 
 
+@functools.partial(jax.jit, static_argnames="speculation")
 def bound_rounds(batch: Batch, speculation: Speculation) -> Rounds:
-    """Binds the networks to the images. `gamma` empty groups follow the last one, and
-    one more."""
+    """Binds the networks to the images. After the last group come gamma + 1 empty
+    ones."""
     target = bind(batch)
     recipe = batch.recipe
     draft = None
@@ -233,9 +221,6 @@ def bound_rounds(batch: Batch, speculation: Speculation) -> Rounds:
     return Rounds(inputs)
 
 
-_bound_rounds = jax.jit(bound_rounds, static_argnames="speculation")
-
-
 # A round of the exact criterion.
 
 
@@ -256,8 +241,8 @@ class PathCriterion:
         return round_keys(inputs, state.group, Purpose.DRAFT)
 
     def coins(self, keys: Array, tokens: int) -> Array:
-        """Returns the keys of an image's blocks, which decide how its tokens [B, N]
-        make blocks."""
+        """Returns the keys of blocks, [B, blocks of an image]: the drafted tokens of an
+        image, of which there are this many, are cut into as many blocks."""
         return keys[:, None]
 
     def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
@@ -265,7 +250,7 @@ class PathCriterion:
         target that drafts for itself draws its next drafts in the same pass over the
         chain."""
         ahead = inputs.speculation.gamma if inputs.draft is None else 0
-        # Of the group that the round begins at.
+        # The keys belong to the group that the round begins at.
         keys = round_keys(inputs, state.group, Purpose.PASS)
         drafted, backbone = drafted_groups(inputs, state, ahead + 1)
         kept, head = verify_paths(inputs, state, drafted, self.coins)
@@ -382,7 +367,8 @@ def verify_transitions(
 
 def accepted_prefix(real: Array, passed: Array, counted: Array | bool = True) -> Prefix:
     """Accepts groups [B, gamma, G] of drafts that are `real` and have passed, up to the
-    first that has not as a whole. Of that one tests count where they are `counted`."""
+    first that has not passed as a whole. In that group, a test counts where `counted`
+    says so."""
     kept = real & passed
     whole = jnp.all(kept == real, axis=2) & jnp.any(real, axis=2)
     n = jnp.sum(jnp.cumprod(whole, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
@@ -412,9 +398,9 @@ def window(
     ahead: int,
     keys: Array,
 ) -> tuple[Kept, Drawing]:
-    """Asks for what the group in work and the next ones, `ahead` of them, lack: paths
-    go on where their blocks ended, the others begin anew. Returns what is held of them
-    too.
+    """Returns what is held of the paths of the group that a round completes and of the
+    `ahead` groups after it, and the drawing of what they lack. Paths in which a block
+    ended go on from there; the others begin anew.
 
     New places have the newest context, the one that shows the last draft of which
     something is left. The first of them is the place right after what is shown; further
@@ -435,10 +421,11 @@ def window(
     held = held._replace(
         whole=held.whole & there, left=jnp.where(there, held.left, inputs.steps)
     )
-    wanted = (behind <= state.num_drafts[:, None]) & (
+    # The next round begins one group further on.
+    drafting = (behind <= state.num_drafts[:, None]) & (
         groups[:, :1] + 1 >= inputs.prefilled
     )
-    missing = (wanted | (behind == 0))[..., None] & (held.left > 0)
+    missing = (drafting | (behind == 0))[..., None] & (held.left > 0)
     return held, Drawing(
         keys=keys,
         positions=positions(inputs, groups),
@@ -527,8 +514,8 @@ def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
 def draw_paths(
     inputs: Inputs, bound: BoundModel, drawing: Drawing
 ) -> tuple[Paths, Counts]:
-    """Draws paths of a network [B, N, G, ...]. Of tokens that were on their way only
-    the end, the token, is theirs: the states before it are nobody's."""
+    """Draws paths of a network [B, N, G, ...]. Of a token that was on its way, the
+    entries from where it was upwards mean nothing."""
     shape = drawing.positions.shape
     in_a_row = drawing.positions.reshape(shape[0], -1)
     bound = dataclasses.replace(bound, keys=drawing.keys)
@@ -542,15 +529,15 @@ def draw_paths(
     if inputs.recipe.chain is None:
         noise = bound.chain_noise(in_a_row)
         start = None
-        end = noise[-1]
+        x_T = noise[-1]
         if begun is not None:
             left, x = begun[0]
-            start = Start(left, jnp.where((left < inputs.steps)[:, None], x, end))
+            start = Start(left, jnp.where((left < inputs.steps)[:, None], x, x_T))
         path = sample_path(chains, noise, start)
-        work = head_counts(inputs, inputs.steps, len(end))
+        work = head_counts(inputs, inputs.steps, len(x_T))
     else:
         random = bound.chain_randomness(in_a_row, drawing.window_keys)
-        end = random.x
+        x_T = random.x
         found = speculate_chain(
             chains,
             random,
@@ -563,7 +550,7 @@ def draw_paths(
         assert found.path is not None
         path = found.path
         work = of_chains(found.counts, shape[0])
-    states = jnp.concatenate([path.x[None], path.states[1:], end[None]])
+    states = jnp.concatenate([path.x[None], path.states[1:], x_T[None]])
     paths = Paths(states, path.laws)
     return jax.tree.map(
         lambda a: jnp.moveaxis(a, 0, 1).reshape(*shape, *a.shape[::2]), paths
@@ -588,7 +575,7 @@ def guess_after(
 ) -> Prediction:
     """Returns the chain drafter's guess at the states x [R, d] in which blocks ended,
     after steps [R] of laws p from `before`: where chains are speculated, the token goes
-    on with it."""
+    on with it. What the head predicted there is recovered from its laws."""
     schedule = coefficients(sampling_schedule(bound.recipe.respacing), bound.dtype)
     c = jax.tree.map(lambda a: a[step][:, None], schedule)
     # The head predicts laws without the temperature, which p has.
@@ -602,8 +589,8 @@ def guess_after(
 
 
 def _chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
-    """Returns chains with noise in the last step, of tokens [...] with contexts z [...,
-    H, D]."""
+    """Returns chains of tokens [...] with contexts z [..., H, D], with noise in the
+    last step, as drafts cannot be verified without it."""
     temperature = jnp.asarray(bound.recipe.temperature, bound.dtype)
     flat = z.reshape(-1, *z.shape[-2:])
     rows = jnp.moveaxis(flat, 0, 1).reshape(-1, z.shape[-1])  # conditional ones first

@@ -136,7 +136,7 @@ def generate(
       prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`, which
           may be traced.
       method: `SelfSpeculation()`, which writes what `Stepwise()`, its reference,
-        writes; or `Schedule()`, the lossy one that was published with the model.
+          writes; or `Schedule()`, the lossy one that was published with the model.
       options: see `Options`.
       progress: show a bar, for which each round is a jitted call of its own; not on a
           mesh, nor in `jit`.

@@ -33,12 +33,12 @@ from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import progress
+from cspd_jax.comparison import Request
 from cspd_jax.image import Batch, pixels, prepare
 from cspd_jax.image.generation import make
 from cspd_jax.info import Exactness
 from cspd_jax.models import VAE
 from cspd_jax.parallel import common_mesh
-from cspd_jax.shell import Request
 
 MANIFEST = "manifest.json"
 

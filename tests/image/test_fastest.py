@@ -9,9 +9,9 @@ from masked_models import LLADA, params_of
 
 from cspd_jax import comparison, fastest, masked, text
 from cspd_jax.__main__ import main
+from cspd_jax.comparison import Request
 from cspd_jax.keys import independent_key, row_keys
 from cspd_jax.networks.lm import LM
-from cspd_jax.shell import Request
 
 KEY = jax.random.key(5)
 PROMPTS = [[1, 2, 3], [4, 5]]

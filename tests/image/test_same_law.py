@@ -17,6 +17,7 @@ from batches import batch_of
 from laws import FALSE_ALARM
 from recorded import GOLDEN, network
 
+from cspd_jax import shell
 from cspd_jax.image import rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options
@@ -51,7 +52,7 @@ def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **opti
     if ahead is None:
         tokens, info = sampler.generate(batch)
     else:
-        tokens, info = rounds.generate(batch, ahead)
+        tokens, info = shell.run(rounds.bound_rounds(batch, ahead))
     return np.asarray(tokens, np.float64), info
 
 

@@ -51,6 +51,7 @@ ALGORITHMS = tuple(
         "image.lossy",
         "image.options",
         "image.paper",
+        "image.recipe",
         "image.released",
         "image.rounds",
         "image.sampler",

@@ -10,9 +10,9 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import __main__ as cli
+from cspd_jax.comparison import Request
 from cspd_jax.image.methods import Plain
 from cspd_jax.image.options import Options
-from cspd_jax.shell import Request
 from cspd_jax.tools import sample
 
 FLAGS = (
