@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,11 +14,13 @@ import numpy as np
 
 from cspd_jax import image, masked, text
 from cspd_jax.check import UserError
+from cspd_jax.image.generation import make
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.info import Generated
 from cspd_jax.keys import independent_key
 from cspd_jax.measure import Choice, fastest_of, median_seconds, timed
 from cspd_jax.models import ImageModel
+from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
 _IMAGES = 2  # on which ways are tried first
@@ -72,6 +74,7 @@ def compare(
     """
     family = family_of(model)
     request = Request(key, model, what, method, options or family.Options())
+    family.prepare(*request)
     name = method.name
     options = request.options
     if family is image:
@@ -128,6 +131,8 @@ def fastest(
     own = None if key is None else independent_key(key)
     plain = Request(key, model, what, _reference(family), options)
     methods = methods or _usual(family, plain)
+    for method in methods:
+        family.prepare(*plain._replace(method=method))
     if family is image:
         plain = plain._replace(options=dataclasses.replace(options, denoise="plain"))
         ways = _along_chains(plain, methods, _WINDOWS[0])
@@ -138,21 +143,13 @@ def fastest(
         raise UserError(f"two of the methods have one name: {names}")
     first = plain.method.name
     ways = {first: plain, **ways}
-    for way in ways.values():
-        family.prepare(*way)
 
     def measured(ways: Mapping[str, Request], size: int) -> dict[str, float]:
-        little = {
-            name: _little(family, way, size)._replace(key=own)
+        runs = {
+            name: _little(family, way._replace(key=own), size)
             for name, way in ways.items()
         }
-        return median_seconds(
-            {
-                name: functools.partial(family.generate, *way)
-                for name, way in little.items()
-            },
-            longest=_LONGEST,
-        )
+        return median_seconds(runs, longest=_LONGEST)
 
     if family is not image:
         size = _TOKENS
@@ -204,11 +201,13 @@ def _name(method: Any) -> str:
     return " ".join(words + ["coupled"] * getattr(method, "coupled", False))
 
 
-def _little(family: ModuleType, way: Request, size: int) -> Request:
-    """Returns the way for the first `size` images, or tokens of every text."""
-    options = way.options
+def _little(family: ModuleType, way: Request, size: int) -> Callable[[], Generated]:
+    """Returns what generates the first `size` images, or tokens of every text."""
     if family is image:
-        return way._replace(what=way.what[:size])
+        first = np.arange(min(size, len(way.what)))
+        mesh = common_mesh(way.model, way.method.draft)
+        return functools.partial(make, image.prepare(*way)[first], mesh)
+    options = way.options
     most = int(np.max(options.max_new_tokens))
     if family is text:  # the compiled program is that of the request
         longest = max(map(len, way.what)) + most
@@ -216,7 +215,8 @@ def _little(family: ModuleType, way: Request, size: int) -> Request:
     else:
         places = min(most, max(options.block, size // options.block * options.block))
         short = {"max_new_tokens": places, "block": min(options.block, places)}
-    return way._replace(options=dataclasses.replace(options, **short))
+    options = dataclasses.replace(options, **short)
+    return functools.partial(family.generate, *way._replace(options=options))
 
 
 def _along_chains(

@@ -7,7 +7,7 @@ import pytest
 import text_models
 from masked_models import LLADA, params_of
 
-from cspd_jax import comparison, fastest, masked, text
+from cspd_jax import compare, comparison, fastest, masked, text
 from cspd_jax.__main__ import main
 from cspd_jax.comparison import Request
 from cspd_jax.keys import independent_key, row_keys
@@ -103,6 +103,19 @@ def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     chex.assert_trees_all_equal(
         masked.generate(*choice.request).tokens, stepwise.tokens
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", [text_request, masked_request])
+def test_a_method_beside_its_reference(x64, ask):
+    key, model, prompts, method, options = ask()
+    method = method[0] if isinstance(method, list) else method
+    found = compare(key, model, prompts, method, options, repeats=1)
+    speculated, reference = found.values()
+    chex.assert_trees_all_equal(speculated.tokens, reference.tokens)
+    assert list(found) in (["speculation", "plain"], ["ssd", "stepwise"])
+    assert speculated.info.rounds.sum() < reference.info.rounds.sum()
+    assert all(info.seconds > 0 for _, info in found.values())
 
 
 @pytest.mark.slow

@@ -91,9 +91,10 @@ def test_what_is_exact(denoise):
 
 @pytest.mark.slow
 def test_fastest_is_a_request_that_runs(model):
-    found = cspd_jax.fastest(KEY, model, [0, 1], options=Options(num_iter=2))
+    each = Options(num_iter=2, cfg=np.array([1.0, 2.0, 3.0]))
+    found = cspd_jax.fastest(KEY, model, [0, 1, 2], options=each)
     tokens, info = generate(*found.request)
-    chex.assert_shape(tokens, (2, 16, 16))
+    chex.assert_shape(tokens, (3, 16, 16))
     assert info.exact and min(found.seconds.values()) > 0
     alone = cspd_jax.fastest(
         KEY, model, [0], options=Options(num_iter=2, final_noise=False)
