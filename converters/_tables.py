@@ -22,7 +22,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cspd_jax.check import UserError
 
 Shape = tuple[int, ...]
-# What a file says besides its tensors, such as the arguments of a training.
+# What a file holds beside its tensors, such as the arguments of a training.
 Args = Mapping[str, Any]
 NO_ARGS: Args = types.MappingProxyType({})
 # (path of a parameter, the array) -> what becomes of it

@@ -43,7 +43,7 @@ _TABLE = (
 
 
 def is_folder(path: Path) -> bool:
-    """Tells whether config.json there is that of a head."""
+    """Says whether config.json there describes a head."""
     config = hf.published_config(path)
     named = any("eagle3" in name.lower() for name in config.get("architectures") or ())
     return named or "draft_vocab_size" in config

@@ -25,7 +25,7 @@ FORMAT = kl16.FORMAT
 
 
 def is_folder(path: str | os.PathLike) -> bool:
-    """Tells whether config.json there is that of such an autoencoder."""
+    """Says whether config.json there describes such an autoencoder."""
     return {"z_channels", "ch_mult"} <= hf.published_config(path).keys()
 
 

@@ -90,7 +90,7 @@ def published_config(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def is_model_folder(path: str | os.PathLike) -> bool:
-    """Tells whether config.json there is that of a Hugging Face model."""
+    """Says whether config.json there describes a Hugging Face model."""
     return bool({"model_type", "architectures"} & published_config(path).keys())
 
 

@@ -70,7 +70,7 @@ class Source:
     kind: mar, sphere, nextstep, kl16, flux, svae, inception, lm or eagle.
     tensors: by their names in the checkpoint.
     args: the training arguments or the configuration stored in it.
-    folder: that of a language model, a head or a NextStep-1 model, else None.
+    folder: of a language model, a head or a NextStep-1 model, else None.
     gguf: what the file says, if it is a GGUF file, else None.
     """
 

@@ -77,7 +77,7 @@ class Info:
 
     made: [B] tokens that were generated.
     rounds, tested, accepted, truncated, calls: as of `Counts`.
-    trace: what the family tells besides.
+    trace: what else the family reports.
     claim: of the method, whatever happened (static).
     seconds: that the generation took, where somebody measured them (static).
     """

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from cspd_jax.check import UserError
 
 Array = jax.Array
-# Of those of JAX the one that draws for each row of a batch as for it alone.
+# The generator of JAX that draws for a row of a batch what it draws for the row alone.
 _GENERATOR = "threefry2x32"
 
 
@@ -82,7 +82,7 @@ def row_keys(key: Array, count: int, first: int = 0) -> Array:
 
 
 def independent_key(key: Array) -> Array:
-    """A key, or keys [B], whose numbers are independent of those of a run with `key`:
+    """A key, or keys [B], whose numbers are independent of what a run with `key` draws:
     for measurements that decide how it is run."""
     key = as_typed(key)
     if key.ndim > 1:

@@ -71,7 +71,7 @@ class LanguageModel(Protocol):
 
 
 class PackingLanguageModel(LanguageModel, Protocol):
-    """What passes without padding need besides."""
+    """What passes without padding need of a model as well."""
 
     packs: bool
 
@@ -94,8 +94,8 @@ class PackingLanguageModel(LanguageModel, Protocol):
 
 
 class TreeLanguageModel(LanguageModel, Protocol):
-    """What trees of drafts need besides: tokens that share a position, and a cache
-    whose slots can be moved.
+    """What trees of drafts need of a model as well: tokens that share a position, and a
+    cache whose slots can be moved.
 
     The caches have a field max_len, the number of their slots.
     """

@@ -116,7 +116,7 @@ class HeadModel(_Model):
 
     @functools.cached_property
     def for_decoding(self) -> tuple[Eagle, Any]:
-        """Returns what that of a `TextModel` does."""
+        """Returns the network and its parameters as `TextModel.for_decoding` does."""
         floats = {
             name: part
             for name, part in self.params.items()

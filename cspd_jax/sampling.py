@@ -4,7 +4,7 @@ Temperature, then top-k, then top-p. Target and draft logits go through the same
 processing, and everything after it works with log probabilities alone.
 
 Every row has one key. A plain token at position t uses (TOKEN, t) and nothing else.
-What a round of speculation draws besides depends also on the row's length when it
+What else a round of speculation draws depends also on the row's length when it
 starts, which is never the same twice: block verification looks at all drafts of a
 round, so the noise of drafts that it dropped must not be reused.
 """

@@ -21,7 +21,7 @@ def option(
 
     help: what it means.
     static: whether it is static where the options are a pytree.
-    flags: its names on the command line, with what `argparse` is told besides;
+    flags: its names on the command line, with what else `argparse` is told;
         none for options of Python only.
     report: its name in reports, where that is another one; "" leaves it out.
     """

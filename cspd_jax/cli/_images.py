@@ -227,7 +227,7 @@ def _method_of(args: argparse.Namespace, model: ImageModel) -> image.Method:
 def _known_of(
     args: argparse.Namespace, model: ImageModel, vae: VAE | None, images: int
 ) -> Any:
-    """Returns what so many images know, which take the pictures of --image in turn;
+    """Returns what this many images know, which take the pictures of --image in turn;
     None without one."""
     if not args.image and not args.keep:
         return None

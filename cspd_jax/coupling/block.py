@@ -74,7 +74,7 @@ class VerifiedPath(NamedTuple):
 
 
 class Together(NamedTuple):
-    """What a trip of the loop tries: so many coins, and trials of each."""
+    """How many coins a trip of the loop tries, and how many trials of each."""
 
     coins: int
     trials: int
@@ -250,8 +250,8 @@ def _bits(key: Array, dim: int, coin: Array, trial: Array) -> Array:
 def _trials(
     bits: Array, p: Gaussian, q: Gaussian, bound: Envelope, weight: Array, log_pi: Array
 ) -> tuple[Array, Array]:
-    """Returns how a coin that proposes fell within so many trials, and the proposal [d]
-    of the deciding one.
+    """Returns how a coin that proposes fell within this many trials, and the proposal
+    [d] of the deciding one.
 
     The first trial did not say tails. Each is a proposal and, if it is not taken, what
     the next one says.

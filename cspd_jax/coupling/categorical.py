@@ -100,7 +100,7 @@ def verify_block(
     """Returns the number of drafts to accept, and the token after them.
 
     log_p: [gamma + 1, V], log probabilities of the target after 0, 1, ... drafts.
-    log_q: [gamma, V], those of the drafter.
+    log_q: [gamma, V], the drafter's.
     drafts: [gamma] int, the i-th drawn from row i of q.
     gamma: ends the block before the static length; later rows are ignored.
     """

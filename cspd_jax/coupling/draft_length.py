@@ -23,7 +23,7 @@ def speedup(
     """Returns the speed-up over plain decoding: (1 - a^(gamma+1)) / ((1 - a) (gamma
     cost + 1)).
 
-    cost: the time of a draft relative to that of a target pass.
+    cost: the time of a draft as a share of a target pass.
     """
     return expected_tokens(acceptance, gamma) / (jnp.asarray(gamma) * cost + 1)
 

@@ -39,7 +39,7 @@ class Sibling(NamedTuple):
 
     index: [] int32, which draft was accepted; k if none was.
     value: [] int32, that draft, or a draw from the last residual. Distributed as p.
-    info: what happened; log_accept is that of every draft, [k].
+    info: what happened; its log_accept is by draft, [k].
     """
 
     index: Array  # type: ignore[assignment]  # hides tuple.index

@@ -117,7 +117,7 @@ def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
     alphas_cumprod = np.cumprod(1.0 - betas)
     previous = np.append(1.0, alphas_cumprod[:-1])
     variance = betas * (1.0 - previous) / (1.0 - alphas_cumprod)
-    # The variance of step 0 is 0; MAR uses the logarithm of that of step 1.
+    # The variance of step 0 is 0; MAR uses the logarithm for step 1.
     clipped = (
         np.log(np.append(variance[1:2], variance[1:]))
         if len(betas) > 1

@@ -37,7 +37,7 @@ from cspd_jax.models import ImageModel
 Array = jax.Array
 
 FOLDER = "gains"  # within a checkpoint folder
-CHAINS = 512  # roughly so many are run: enough for two gains per step
+CHAINS = 512  # that are run, roughly: enough for two gains per step
 _SEED = 0  # always the same key: the same model has the same gains
 _AR_STEPS = 8
 _SPARE = 1.25  # x_0-hat is drafted within the range of the tokens seen, and some more

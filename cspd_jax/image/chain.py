@@ -414,7 +414,7 @@ def network_of_steps(
     chains: Chains, rows: int
 ) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
     """Returns the function (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v) [M, R, d]
-    in one call of the network, for R of so many chains."""
+    in one call of the network, for R of the chains, whose number is `rows`."""
     denoiser, params, time, z, scale = (*chains[:4], chains.scale)
     steps = time.shape[0]
     halves = 1 if scale is None else 2

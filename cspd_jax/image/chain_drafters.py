@@ -48,7 +48,7 @@ class ChainDrafter(Protocol):
     earlier drafts.
 
     One that can draw a window of steps at once, as these functions would in a loop, has
-    a function `window` too, like that of `NoiseCorrected`.
+    a function `window` too, as `NoiseCorrected` has.
     """
 
     def start(self, like: Array) -> Prediction:

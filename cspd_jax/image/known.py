@@ -1,7 +1,7 @@
 """Known tokens: what of an image stays as it is while the rest is generated.
 
 The order of an image then begins with its known tokens, and its generation at the place
-of MAR's schedule where so many tokens are known: the AR steps before it are left out,
+of MAR's schedule where that many tokens are known: the AR steps before it are left out,
 and of the step in which that place lies only the tokens that are missing are drawn.
 Every method reads known tokens as it reads tokens it has made, so what is exact of a
 whole image is exact of the rest of one, given what is known.
@@ -49,7 +49,7 @@ class Given(NamedTuple):
 def of_every_image(
     known: Known, images: int, length: int, dim: int, causal: bool
 ) -> Known:
-    """Returns what is known of each of so many images: tokens [images, length, dim],
+    """Returns what is known of every image: tokens [images, length, dim],
     mask [images, length].
 
     Raises a ValueError for shapes that do not fit, and for a mask of a causal model

@@ -68,8 +68,8 @@ class Annealing:
 
 
 def _of_kind(respacing: str, steps: int) -> str:
-    """Returns the respacing to so many steps; "ddim", which takes whole strides, to the
-    nearest possible number."""
+    """Returns the respacing to this many steps; "ddim", which takes whole strides, to
+    the nearest possible number."""
     if respacing.startswith("ddim"):
         counts = {
             len(range(0, NUM_TRAIN_STEPS, stride))

@@ -54,7 +54,8 @@ class TokenModel(Denoiser, Protocol):
 
 @runtime_checkable
 class CausalTokenModel(Protocol):
-    """What a model has besides that is made for one order of the tokens, row by row.
+    """What a model has in addition that is made for one order of the tokens, row by
+    row.
 
     linear_guidance: what the schedule "linear" is called for it (`image.order`).
     """
@@ -70,7 +71,8 @@ class CausalTokenModel(Protocol):
 
 @runtime_checkable
 class CachedTokenModel(Protocol):
-    """What a causal model has besides: a cache of its context, carried by the sampler.
+    """What a causal model may have in addition: a cache of its context, carried by the
+    sampler.
 
     Every entry belongs to an index of the reveal order, and entries at n_known or later
     are never read. So rolling back is calling `extend` with a smaller n_known, and

@@ -64,7 +64,7 @@ Array = jax.Array
 
 
 class Runner(Protocol):
-    """The options of the runner, static; they are those of `methods.Released`."""
+    """The options of the runner, static: what `methods.Released` has."""
 
     @property
     def gamma(self) -> int: ...

@@ -75,7 +75,7 @@ from cspd_jax.keys import Purpose
 
 Array = jax.Array
 
-# Until an image has tests, its acceptance is that of this many accepted of this many.
+# An image begins as if this many of this many drafts had been accepted.
 _ACCEPTED = 8.0
 _TESTED = 10.0
 

@@ -36,8 +36,8 @@ def fitted(
     *,
     progress: bool = False,
 ) -> dict[int, MoveSets]:
-    """Tables of so many texts, for texts like those after these prompts. options:
-    greedy; a block cache is left out."""
+    """Fits tables of this many texts, for texts like the ones after these prompts.
+    options: greedy; a block cache is left out."""
     options = dataclasses.replace(options, cached=False)
     runs: list[Run] = []
     with Bar(

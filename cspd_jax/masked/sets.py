@@ -117,14 +117,14 @@ class MoveSets:
 
 
 def prefixes(gamma: int) -> MoveSets:
-    """Returns the chain of so many moves after the certain one."""
+    """Returns the chain of this many moves after the certain one."""
     return MoveSets(
         tuple(tuple((rank, 0) for rank in range(1, k + 1)) for k in range(gamma + 1))
     )
 
 
 def fit(runs: Sequence[Run], count: int) -> MoveSets:
-    """Fits a table of so many texts, the better ones first.
+    """Fits a table of this many texts, the better ones first.
 
     Again and again the text is added at which most walks stop. Walks begin where rounds
     with a table begin, so a table is made for those of the one before it, and the one
@@ -238,7 +238,7 @@ def tables_of(model: Any) -> dict[int, MoveSets]:
 
 
 def chosen(tables: Mapping[int, MoveSets], count: int) -> MoveSets:
-    """Returns the table of so many texts, or as many of a larger one, or the
+    """Returns the table of this many texts, or as many of a larger one, or the
     largest."""
     larger = [size for size in tables if size >= count]
     return tables[min(larger)].first(count) if larger else tables[max(tables)]

@@ -149,7 +149,7 @@ def scheduled_step(
 
 
 def _took(canvas: Canvas, steps: int, calls: dict[str, Calls]) -> Counts:
-    """Returns what happened in so many steps, which draft nothing."""
+    """Returns what happened in this many steps, which draft nothing."""
     rows = len(canvas.start)
     nothing = jnp.zeros((rows, 0), jnp.int32)
     by_row = jnp.full(rows, steps, jnp.int32)

@@ -49,7 +49,7 @@ class _Square:
 class MARConfig(_Square):
     """A MAR model: a masked bidirectional backbone and a small diffusion head.
 
-    The defaults are those of MAR-B at 256x256.
+    The defaults are MAR-B's at 256x256.
 
     seq_len: tokens per image, a square number.
     token_dim: numbers per token, channels * patch_size^2.
@@ -104,7 +104,7 @@ class SphereConfig(_Square):
     """A SphereAR model: a causal backbone, and a flow head whose blocks share
     modulations.
 
-    The defaults are those of SphereAR-B at 256x256.
+    The defaults are SphereAR-B's at 256x256.
 
     seq_len: tokens per image, a square number.
     token_dim: numbers per token.
@@ -274,7 +274,7 @@ class KLConfig:
     groups: of the group normalisation.
     encoder_attention_levels: levels of the encoder whose residual blocks are followed
         by attention.
-    decoder_attention_levels: those of the decoder.
+    decoder_attention_levels: the decoder's.
     """
 
     channels: int = 128

@@ -1,5 +1,5 @@
 """The heads of image models: small MLPs with adaLN that denoise one token given the
-backbone's z, or predict its velocity. `Head` is that of MAR and NextStep-1; in
+backbone's z, or predict its velocity. `Head` is the one of MAR and NextStep-1; in
 `FlowHead`, SphereAR's, blocks share modulations.
 
 The modulations depend on (t, z) but not on x, so they are computed apart (`modulate`),

@@ -130,8 +130,8 @@ class EagleConfig:
         return len(self.entering) or len(published_layers(6))
 
     def bound_to(self, depth: int | None) -> EagleConfig:
-        """Returns the configuration for a target of so many layers; None is a target
-        that does not say."""
+        """Returns the configuration for a target with this many layers; None is a
+        target that does not say."""
         if self.entering:
             return self
         if depth is None:

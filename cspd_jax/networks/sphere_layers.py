@@ -133,7 +133,7 @@ class Block(nn.Module):
         """Maps x [B, Q, D] to ([B, Q, D], the updated slots). Without slots, x attends
         to itself.
 
-        cos_sin: two arrays [Q, Dh / 2] or [B, Q, Dh / 2], those of these tokens.
+        cos_sin: two arrays [Q, Dh / 2] or [B, Q, Dh / 2], for these tokens.
         visible: bool [B or 1, Q or 1, K], which keys each token sees; None for all.
         first: [], where the keys and values of the first token are stored; the others
             follow.

@@ -22,7 +22,7 @@ def make_report(
     """Returns the content of `report.json`.
 
     options: as they were run.
-    more: what the family tells besides.
+    more: what else the family reports.
     """
     return {
         "target": identity(model),

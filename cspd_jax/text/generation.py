@@ -39,7 +39,7 @@ Array = jax.Array
 
 
 class Trace(NamedTuple):
-    """What text tells besides what all families do.
+    """What texts report in addition to what all families do.
 
     lengths: [B] tokens of each row, prompt included.
     marks: [B, max_len] int8, where each token came from: NONE, PLAIN, ACCEPTED,

@@ -60,7 +60,7 @@ def train(
     target: names the model whose draft it becomes: it learns what that does, and the
         report says how often it is accepted. Without `init` the first half of the steps
         learn the data, as an untrained draft is too far from the target.
-    origin: whether a language model learns a target on rows of the "data", on so many
+    origin: whether a language model learns a target on rows of the "data", on this many
         `samples` of the "target", or "both".
     """
     is_text = isinstance(config.model, LMConfig)

@@ -157,7 +157,7 @@ def all_devices() -> Mesh:
 def begin(out: pathlib.Path, config: RunConfig, **begun: Any) -> None:
     """Makes the folder of a run and writes its settings there, or finds the same ones.
 
-    begun: what the run begins with besides, such as the name of its target.
+    begun: what else the run begins with, such as the name of its target.
     """
     settings = json.loads(json.dumps({**to_json(config), "begun_with": begun}))
     path = out / "config.json"

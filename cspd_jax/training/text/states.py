@@ -32,7 +32,7 @@ _DECLINE = 0.8  # what each turn counts beside the one before
 
 
 class Given(NamedTuple):
-    """What a head learns from besides its own parameters.
+    """What a head learns from, in addition to its own parameters.
 
     embedding: the target's table.
     kernel: [D, V] by which the target makes logits of the head's ids from its hidden
