@@ -1,5 +1,5 @@
 """Several ways to generate the same, measured in one run: beside one another, or to
-find the fastest. They are one function each for images, text and masked text."""
+find the fastest. Images, text and masked text share these functions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cspd_jax.image.generation import make
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.info import Generated
 from cspd_jax.keys import independent_key
+from cspd_jax.language_models import as_prompts
 from cspd_jax.measure import Choice, fastest_of, median_seconds, timed
 from cspd_jax.models import ImageModel
 from cspd_jax.parallel import common_mesh
@@ -28,17 +29,15 @@ _TOKENS = 32  # of each text
 _LITTLE = 0.3  # seconds; ways that take less in all are hard to tell apart
 _LONGEST = 3.0  # seconds, after which no way has another turn
 _WINDOWS = (8, 16)  # denoising steps drafted per head call
-_SELF = (  # coupled drafts pay far ahead
-    image.SelfSpeculation(8),
-    image.SelfSpeculation(4),
-    image.SelfSpeculation(16),
-    image.SelfSpeculation(16, coupled=True),
-    image.SelfSpeculation(24, coupled=True),
-)
+# (gamma, coupled) of self-speculation; coupled drafts pay far ahead.
+_SELF = ((8, False), (4, False), (16, False), (16, True), (24, True))
 
 
 class Request(NamedTuple):
-    """The arguments of a family's `generate`. what: labels, or prompts."""
+    """The arguments of a family's `generate`.
+
+    what: labels of images, prompts of texts.
+    """
 
     key: Any
     model: Any
@@ -68,9 +67,9 @@ def compare(
     model alone.
 
     Returns tokens and what happened by way: the method's name, "plain" ("stepwise" for
-    masked text), and "draft alone". Along chains the name of images without another
-    method is "speculative along chains", and with shortcuts "lossy shortcut".
-    `info.seconds` are of all rows, without compilation.
+    masked text), and "draft alone". The plain method of images is called "speculative
+    along chains" or "lossy shortcut" where its options ask for either. `info.seconds`
+    are of all rows, without compilation.
     """
     family = family_of(model)
     request = Request(key, model, what, method, options or family.Options())
@@ -78,15 +77,17 @@ def compare(
     name = method.name
     options = request.options
     if family is image:
-        if name == "plain":
-            lossy = "lossy shortcut"
-            name = lossy if options.shortcuts else "speculative along chains"
+        if name == "plain" and options.chains:
+            name = "speculative along chains"
+        if name == "plain" and options.shortcuts:
+            name = "lossy shortcut"
         order = None if isinstance(options.order, Checkerboard) else options.order
         options = dataclasses.replace(
             options, denoise="plain", anneal=None, order=order
         )
     reference = request._replace(method=_reference(family), options=options)
-    ways = {name: request, reference.method.name: reference}
+    ways = {name: request}
+    ways.setdefault(reference.method.name, reference)
     if family is image and method.draft is not None:
         ways["draft alone"] = reference._replace(model=method.draft)
     return side_by_side(ways, repeats)
@@ -132,7 +133,13 @@ def fastest(
     plain = Request(key, model, what, _reference(family), options)
     methods = methods or _usual(family, plain)
     for method in methods:
-        family.prepare(*plain._replace(method=method))
+        prepared = family.prepare(*plain._replace(method=method))
+        lossy = isinstance(method, masked.Schedule)
+        if lossy or (family is image and not prepared.recipe.claim.exact):
+            raise UserError(
+                f"{_name(method)} is lossy with these options; the fastest exact way is"
+                " sought"
+            )
     if family is image:
         plain = plain._replace(options=dataclasses.replace(options, denoise="plain"))
         ways = _along_chains(plain, methods, _WINDOWS[0])
@@ -183,8 +190,9 @@ def _usual(family: ModuleType, plain: Request) -> list[Any]:
         return [text.Speculation(text.PromptLookup(), gamma) for gamma in (2, 4)]
     if family is image:
         causal = isinstance(plain.model.network, image.CausalTokenModel)
-        ahead = plain.options.final_noise and not causal
-        return [image.Plain(), *_SELF[:ahead]]
+        if causal or not plain.options.final_noise:
+            return [image.Plain()]
+        return [image.Plain(), image.SelfSpeculation()]
     usual = [masked.SelfSpeculation(gamma) for gamma in (2, 4, 8)]
     if masked.prepare(*plain).canvas.keys is None:  # nothing is drawn
         usual += [masked.SelfSpeculation(texts=texts) for texts in (4, 16)]
@@ -209,9 +217,13 @@ def _little(family: ModuleType, way: Request, size: int) -> Callable[[], Generat
         return functools.partial(make, image.prepare(*way)[first], mesh)
     options = way.options
     most = int(np.max(options.max_new_tokens))
-    if family is text:  # the compiled program is that of the request
-        longest = max(map(len, way.what)) + most
-        short = {"max_new_tokens": min(size, most), "max_len": longest, "stop_ids": ()}
+    if family is text:  # of the length of whole texts, which passes depend on
+        longest = np.shape(as_prompts(way.what).tokens)[1] + most
+        short = {
+            "max_new_tokens": min(size, most),
+            "max_len": options.max_len or longest,
+            "stop_ids": (),
+        }
     else:
         places = min(most, max(options.block, size // options.block * options.block))
         short = {"max_new_tokens": places, "block": min(options.block, places)}
@@ -241,5 +253,10 @@ def _near(way: Request, plain: Request) -> dict[str, Request]:
     if method.name != "plain":
         ways[_name(method)] = plain._replace(method=method)
     if isinstance(method, image.SelfSpeculation):
-        ways |= _along_chains(plain, _SELF[1:], _WINDOWS[0])
+        others = [
+            dataclasses.replace(method, gamma=gamma, coupled=coupled)
+            for gamma, coupled in _SELF
+        ]
+        others = [other for other in others if other != method]
+        ways |= _along_chains(plain, others, _WINDOWS[0])
     return ways

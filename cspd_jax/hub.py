@@ -266,7 +266,7 @@ def fetch(
 
 
 def is_repository(name: str) -> bool:
-    """Says whether a name has the form OWNER/NAME, and is not a file in a
+    """Says whether a name has the form OWNER/NAME, and does not end as a file in a
     folder."""
     is_file = name.lower().endswith(_ENDINGS)
     return (

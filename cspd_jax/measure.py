@@ -44,7 +44,7 @@ class Choice(NamedTuple, Generic[Request]):
 
     request: what to run.
     way: its name.
-    seconds: of the measurement, by way; empty if there was nothing to choose.
+    seconds: of the measurement, by way.
     """
 
     request: Request

@@ -25,7 +25,7 @@ class Rows(Protocol):
     data."""
 
     def generate(self) -> Generated:
-        """Generates them in one program; traceable."""
+        """Generates them; traceable."""
 
     def stream(self) -> Iterator[Generated]:
         """Yields what there is after each round, which is a jitted call of its own."""
@@ -35,13 +35,12 @@ class Rows(Protocol):
 
     @classmethod
     def joined(cls, rows: Any, shared: Any) -> Rows:
-        """Returns the rows that these arrays are of."""
+        """Puts both together again, for some of the rows."""
 
 
 class Algorithm(Protocol):
-    """Generates B rows, round by round. It is a pytree, too.
-
-    A state is a named tuple.
+    """Generates B rows, round by round. It is a pytree, and its states are named
+    tuples.
 
     in_place: the field of the state whose buffers a round may overwrite.
     """
@@ -83,7 +82,7 @@ def generate(parts: Iterable[Rows], mesh: Mesh | None, bar: Bar) -> list[Generat
     """Generates parts, one after the other.
 
     mesh: the devices that the models lie on; each part is spread over them.
-    bar: counts tokens. Unless it is disabled, a part is streamed; else it is one call.
+    bar: counts tokens, for which a part is streamed; not on a mesh.
     """
     found = []
     with bar:

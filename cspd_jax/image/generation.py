@@ -1,8 +1,8 @@
 """Images from a model.
 
-`resolve` settles how images are made, and `prepare` which: a `Batch`, a pytree whose
-`generate` is for your own `jit`, `vmap` and `scan`. The function `generate` is all of
-it in one call, in batches and on meshes.
+`resolve` settles how images are made. `prepare` settles which as well: it returns a
+`Batch`, a pytree whose `generate` is for your own `jit`, `vmap` and `scan`. The
+function `generate` is all of it in one call, in batches and on meshes.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def resolve(
 ) -> Recipe:
     """Settles how this many images are made, or raises a UserError.
 
-    It measures nothing, and the model may have no parameters yet: its drafters of
-    denoising steps are not calibrated.
+    It measures nothing, and the model may have no parameters yet: the recipe's drafters
+    of denoising steps are not calibrated.
     """
     check_method(method, METHODS)
     check_options(options, Options)
@@ -240,6 +240,8 @@ def make(
     batch: Batch, mesh: Mesh | None, rows: int | None = None, progress: bool = False
 ) -> Generated:
     """Makes the images on the mesh that their models lie on, `rows` side by side."""
+    if rows is not None and rows < 1:
+        raise UserError(f"rows is {rows}; at least 1 image is made at a time")
     count = len(batch.labels)
     size = min(rows or count, count)
     numbers = [
@@ -251,7 +253,7 @@ def make(
         desc=f"{count} images",
         unit="token",
         mininterval=0.5,
-        disable=not progress,
+        disable=not progress or mesh is not None,
     )
     made = shell.generate((batch[some] for some in numbers), mesh, bar)
     return made[0] if len(made) == 1 else _joined(made, count)

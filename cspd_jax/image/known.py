@@ -52,7 +52,7 @@ def of_every_image(
     """Returns what is known of every image: tokens [images, length, dim],
     mask [images, length].
 
-    Raises a ValueError for shapes that do not fit, and for a mask of a causal model
+    Raises a UserError for shapes that do not fit, and for a mask of a causal model
     that is no prefix.
     """
     mask = np.asarray(known.mask)

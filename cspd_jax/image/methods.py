@@ -43,7 +43,7 @@ class Method(Protocol):
         return None
 
     def generate(self, batch: Batch) -> Generated:
-        """Makes the images in one jitted call; traceable."""
+        """Makes the images in a jitted call or two; traceable."""
 
     def stream(self, batch: Batch) -> Iterator[Generated]:
         """Yields what there is after each step or round."""

@@ -36,7 +36,7 @@ class Recipe:
     num_iter: AR steps that were asked for; some may reveal nothing.
     order: the rule by which tokens are revealed.
     groups: [S] of the AR steps that reveal something.
-    respacing: denoising steps that are kept.
+    respacing: which denoising steps there are.
     respacings: [S] of each AR step; the same but where they are annealed.
     prefixes: lengths that the encoder is compiled for; each AR step has the shortest
         that will do.
@@ -124,7 +124,7 @@ class Batch:
     noise: Array | None = None
 
     def generate(self) -> Generated:
-        """Makes the images in one program; traceable."""
+        """Makes the images; traceable."""
         return self.method.generate(self)
 
     def stream(self) -> Iterator[Generated]:
@@ -147,17 +147,20 @@ class Batch:
 
     def split(self) -> tuple[Any, Batch]:
         """Returns what is by image, and the batch without it."""
-        rows = self.keys, self.labels, self.recipe.cfg, self.recipe.known
+        assert self.noise is None, "injected noise is for all images together"
+        rows = self.keys, self.labels, self.order, self.recipe.cfg, self.recipe.known
         none: Any = None
         recipe = dataclasses.replace(self.recipe, cfg=none, known=none)
-        return rows, dataclasses.replace(self, keys=none, labels=none, recipe=recipe)
+        own = {"keys": none, "labels": none, "order": none}
+        return rows, dataclasses.replace(self, **own, recipe=recipe)
 
     @classmethod
     def joined(cls, rows: Any, shared: Batch) -> Batch:
         """Undoes `split`, with the rows of some images."""
-        keys, labels, cfg, known = rows
+        keys, labels, order, cfg, known = rows
         recipe = dataclasses.replace(shared.recipe, cfg=cfg, known=known)
-        return dataclasses.replace(shared, keys=keys, labels=labels, recipe=recipe)
+        own = {"keys": keys, "labels": labels, "order": order}
+        return dataclasses.replace(shared, **own, recipe=recipe)
 
     def __getitem__(self, index: np.ndarray) -> Batch:
         """Returns the images with these numbers."""

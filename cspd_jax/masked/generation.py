@@ -52,7 +52,7 @@ State = MaskedState | StepState
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Filling:
-    """Places that are filled: an `Algorithm` of the shell.
+    """Places that are filled: `Rows` and an `Algorithm` of the shell.
 
     canvas: the model, the prompts and the places after them.
     way: how they are filled.
@@ -143,8 +143,10 @@ def generate(
     """
     filling = prepare(key, model, prompts, method, options)
     total = len(filling.canvas.start) * filling.canvas.places
-    bar = Bar(total=total, desc="texts", unit="token", disable=not progress)
-    return shell.generate([filling], common_mesh(model), bar)[0]
+    mesh = common_mesh(model)
+    quiet = not progress or mesh is not None
+    bar = Bar(total=total, desc="texts", unit="token", disable=quiet)
+    return shell.generate([filling], mesh, bar)[0]
 
 
 def stream(

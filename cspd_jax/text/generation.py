@@ -85,7 +85,8 @@ def generate(
     texts = prepare(key, model, prompts, method, options)
     mesh = common_mesh(model, getattr(method, "draft", None))
     total = texts.wanted if progress else 0
-    bar = Bar(total=total, desc="texts", unit="token", disable=not progress)
+    quiet = not progress or mesh is not None
+    bar = Bar(total=total, desc="texts", unit="token", disable=quiet)
     return shell.generate([texts], mesh, bar)[0]
 
 
@@ -104,7 +105,7 @@ def stream(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Prompts that are continued: an `Algorithm` of the shell."""
+    """Prompts that are continued: `Rows` and an `Algorithm` of the shell."""
 
     inputs: Inputs
     in_place: ClassVar[str] = "cache"

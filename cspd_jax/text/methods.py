@@ -40,8 +40,8 @@ class Speculation:
     """A few tokens are drafted, and verified in one pass of the target.
 
     Neither draft_cost nor confidence changes the distribution of the output, and no
-    rule does. Numbers may be traced, and are one number or one for each row [B]. The
-    rule and max_gamma are static.
+    rule does. Numbers may be traced; gamma may be one number for each row [B]. The rule
+    and max_gamma are static.
 
     draft: another model, `PromptLookup()`, or any `Drafter`; `Drafting(drafter,
         params)` for one that has parameters.

@@ -62,5 +62,4 @@ class Options:
         "every pass over new tokens has the shape of this many drafts, also in plain"
         " decoding, whose other places are padded: so a text with drafts is the plain"
         " one of the same options in float32, too. Greedy, or by the rule match",
-        static=True,
     )

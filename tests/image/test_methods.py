@@ -96,6 +96,9 @@ def test_fastest_is_a_request_that_runs(model):
     tokens, info = generate(*found.request)
     chex.assert_shape(tokens, (3, 16, 16))
     assert info.exact and min(found.seconds.values()) > 0
+    with pytest.raises(cspd_jax.UserError, match="draft gamma 8 is lossy"):
+        lossy = DraftSpeculation(model, PaperCriterion())
+        cspd_jax.fastest(KEY, model, [0], [lossy], Options(num_iter=2))
     alone = cspd_jax.fastest(
         KEY, model, [0], options=Options(num_iter=2, final_noise=False)
     )
