@@ -117,11 +117,12 @@ def fastest(
     is fastest here; `generate(*choice.request)` runs it.
 
     Ways take turns on a little of what is asked for: two images, or the first tokens of
-    every text, more of them where that takes no time. All have one distribution, and
+    every text, and more tokens where that takes no time. All have one distribution, and
     the measurement draws numbers of its own: a way chosen by the numbers that it is
     then run with would favour some rows.
 
-    methods: without any, those that usually pay: self-speculation; for text look-up.
+    methods: the ones that compete; without any, self-speculation does, and for text
+        look-up.
 
     Of images, every method denoises with speculation along the chains. If one wins, its
     neighbours compete as well: other windows and gammas, and step by step; and what

@@ -48,8 +48,8 @@ def parse_mesh(text: str) -> dict[str, int]:
 def make_mesh(
     sizes: str | Mapping[str, int], devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Makes a mesh of these sizes of the devices (default: all of all processes), which
-    must be exactly as many."""
+    """Makes a mesh of these sizes, whose product must be the number of devices
+    (default: all devices of all processes)."""
     sizes = (
         parse_mesh(sizes) if isinstance(sizes, str) else {DATA: 1, MODEL: 1, **sizes}
     )

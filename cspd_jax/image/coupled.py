@@ -42,7 +42,7 @@ class CoupledCriterion(PathCriterion):
     )
 
     def coins(self, keys: Array, tokens: int) -> Array:
-        """Returns a key of its own for each token, [B, tokens]."""
+        """Returns a key for each token, [B, tokens]: every token is a block."""
         return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(
             keys, jnp.arange(tokens)
         )

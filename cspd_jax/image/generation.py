@@ -117,8 +117,8 @@ def _chain(options: Options, steps: int) -> ChainSpeculation | None:
 
 
 def _claim(method: Method, options: Options, final_noise: bool) -> Exactness:
-    """Says whether the method is exact with these options, and of which sampler's
-    distribution."""
+    """Says whether the method is exact with these options; the reason names the sampler
+    that it is compared with."""
     exact, why = method.exactness(options)
     if exact and final_noise:
         why += (
@@ -182,7 +182,7 @@ def prepare(
     options: Options = Options(),
 ) -> Batch:
     """Checks the arguments of `generate`, settles what they leave open, and fits the
-    drafters of denoising steps where there is need."""
+    drafters of denoising steps if they are used."""
     found = as_labels(model, labels)
     recipe = resolve(model, method, options, len(found))
     draft = method.draft
@@ -239,7 +239,10 @@ def generate(
 def make(
     batch: Batch, mesh: Mesh | None, rows: int | None = None, progress: bool = False
 ) -> Generated:
-    """Makes the images on the mesh that their models lie on, `rows` side by side."""
+    """Makes the images, `rows` of them side by side.
+
+    mesh: the devices that the models lie on.
+    """
     if rows is not None and rows < 1:
         raise UserError(f"rows is {rows}; at least 1 image is made at a time")
     count = len(batch.labels)

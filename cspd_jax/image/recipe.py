@@ -22,8 +22,6 @@ from cspd_jax.image.protocol import TokenModel
 from cspd_jax.info import Exactness, Generated
 
 Array = jax.Array
-
-
 STATIC = {"static": True}
 
 

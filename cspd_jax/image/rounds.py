@@ -241,8 +241,11 @@ class PathCriterion:
         return round_keys(inputs, state.group, Purpose.DRAFT)
 
     def coins(self, keys: Array, tokens: int) -> Array:
-        """Returns the keys of blocks, [B, blocks of an image]: the drafted tokens of an
-        image, of which there are this many, are cut into as many blocks."""
+        """Returns a key for each block of an image, [B, blocks]. The drafted tokens of
+        an image are cut into as many blocks as there are keys: here, one.
+
+        tokens: how many an image has.
+        """
         return keys[:, None]
 
     def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:

@@ -383,7 +383,7 @@ def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) ->
     `_after`."""
     sets = speculation.sets
     rows = jnp.arange(len(after))
-    # [R, K + 1]: the rank of which a move is read as well.
+    # [R, K + 1]: whether the table goes on from a text with a move of this rank.
     more = jnp.asarray(np.any(sets.after >= 0, axis=2))
     offers = jnp.any(more & moves.exists[:, None], axis=2)  # [B, R]
 

@@ -30,7 +30,7 @@ from cspd_jax._utils.files import (
     written_beside,
 )
 from cspd_jax._utils.progress import Bar
-from cspd_jax.check import UserError
+from cspd_jax.check import UserError, naming
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import progress
 from cspd_jax.comparison import Request
@@ -122,7 +122,9 @@ def sample(
             # The last batch is filled up by its last image, which is dropped.
             index = np.minimum(i * batch + np.arange(batch), images - 1)
             count = min(batch, images - i * batch)
-            write_arrays(path, **_make(request, asked[index], count, vae, tokens))
+            with naming(path):
+                arrays = _make(request, asked[index], count, vae, tokens)
+            write_arrays(path, **arrays)
             bar.update(batch)
 
 
@@ -135,9 +137,7 @@ def _make(
     images = np.asarray(made)[:count]
     finite = np.isfinite(images).all(axis=(1, 2))
     if not finite.any():
-        raise UserError(
-            "the images of a shard are all NaN or infinity: the model diverged"
-        )
+        raise UserError("its images are all NaN or infinity: the model diverged")
     arrays = {
         "arr_0": pixels.to_images(model, images, vae),
         "labels": np.asarray(asked.labels)[:count],
