@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -21,6 +21,8 @@ import json
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
 import jax
 import jax.numpy as jnp
 import masked_models

@@ -4,8 +4,8 @@ without PyTorch.
     # Writes inception.npz beside itself; needs pytorch-fid.
     python tests/golden/record_inception.py
 
-The weights and the images are not stored: `tests/inception_random.py` makes them again
-from names and a seed.
+The weights and the images are not stored: `tests/support/inception_random.py` makes
+them again from names and a seed.
 """
 
 import sys
@@ -16,7 +16,7 @@ import torch
 from pytorch_fid import inception
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 
 import inception_random  # noqa: E402
 

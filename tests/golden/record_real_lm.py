@@ -1,5 +1,5 @@
 """Records what the transformers library makes of the published model of
-tests/real_lm.py.
+tests/support/real_lm.py.
 
     python tests/golden/record_real_lm.py    # writes real_lm.npz beside itself
 
@@ -23,7 +23,7 @@ import torch
 import transformers
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 
 import real_lm  # noqa: E402
 
@@ -63,7 +63,8 @@ def greedy(model, ids: list[int], count: int) -> tuple[list[int], list[float]]:
 def record() -> dict[str, np.ndarray]:
     if (file := real_lm.find()) is None:
         raise SystemExit(
-            f"the package {real_lm.PACKAGE} is not installed; see tests/real_lm.py"
+            f"the package {real_lm.PACKAGE} is not installed; see"
+            " tests/support/real_lm.py"
         )
     model, tokenizer = load(file)
     arrays = {"sha256": np.array(hashlib.sha256(file.read_bytes()).hexdigest())}

@@ -27,7 +27,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mesh")
     command = [
         sys.executable,
-        str(pathlib.Path(__file__).parents[1] / "mesh_cases.py"),
+        str(pathlib.Path(__file__).parents[1] / "support/mesh_cases.py"),
         str(folder),
     ]
     environment = {

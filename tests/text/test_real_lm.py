@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     pytest.importorskip("tokenizers")
     if (file := real_lm.find()) is None:
         pytest.skip(
-            f"the package {real_lm.PACKAGE} is not installed (tests/real_lm.py)"
+            f"the package {real_lm.PACKAGE} is not installed (tests/support/real_lm.py)"
         )
     if hashlib.sha256(file.read_bytes()).hexdigest() != str(
         np.load(GOLDEN / "real_lm.npz")["sha256"]

@@ -46,7 +46,7 @@ def start(out, **environment):
         "JAX_COMPILATION_CACHE_DIR": str(out.parent / "compiled"),
     }
     return subprocess.Popen(
-        [sys.executable, HERE / "training_run.py", out],
+        [sys.executable, HERE / "support/training_run.py", out],
         env={**os.environ, **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -13,7 +13,7 @@ import numpy as np
 from cspd_jax.converters.source import Options, convert, make_config, open_source
 from cspd_jax.networks.mar import MARModel
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 Case = tuple[str, float, float]  # what, difference, tolerance
 
 

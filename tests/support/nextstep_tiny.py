@@ -2,7 +2,7 @@
 as a model.
 
     # With a tokenizer of three words and an autoencoder; all of it random.
-    python tests/nextstep_tiny.py FOLDER
+    python tests/support/nextstep_tiny.py FOLDER
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cspd_jax import models
 from cspd_jax.image.options import Options
 from cspd_jax.image.prompts import bind
 
-GOLDEN = Path(__file__).parent / "golden_causal"
+GOLDEN = Path(__file__).parents[1] / "golden_causal"
 DESCRIPTION = json.loads((GOLDEN / "nextstep_tiny.json").read_text())
 CONFIG = DESCRIPTION["config"]
 RUNS = ("cfg1", "cfg3", "cfg3_linear_norm", "cfg3_repeat1", "cfg3_pos_norm_shift")

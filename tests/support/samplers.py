@@ -324,8 +324,9 @@ WAYS = IMAGE | TEXT | MASKED
 
 def each(ways: Mapping[str, Any] = WAYS, quick: tuple[str, ...] = ()) -> Any:
     """Parametrises a test over rows of the table; all but the quick ones are slow."""
-    rows = [
-        pytest.param(way, id=name, marks=[pytest.mark.slow] * (name not in quick))
-        for name, way in ways.items()
-    ]
-    return pytest.mark.parametrize("way", rows)
+    rows = [pytest.param(way, id=name) for name, way in ways.items()]
+
+    def over_rows(test: Any) -> Any:
+        return pytest.mark.quick(*quick)(pytest.mark.parametrize("way", rows)(test))
+
+    return over_rows

@@ -1,4 +1,7 @@
-"""A tiny training run in a process of its own: `python tests/training_run.py OUT`."""
+"""A tiny training run in a process of its own.
+
+python tests/support/training_run.py OUT
+"""
 
 import dataclasses
 import pathlib

@@ -1,7 +1,7 @@
 """Rows of the table of samplers on meshes of devices that one processor pretends to be.
 
     export XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_ENABLE_X64=1
-    python tests/mesh_cases.py FOLDER
+    python tests/support/mesh_cases.py FOLDER
 
 The rows of MESHES run without a mesh and on each of theirs; FOLDER/results.json has
 their tokens and counts. In float64: rounding, which depends on shapes, must not decide
