@@ -35,7 +35,7 @@ from cspd_jax import shell
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import rounds, sampler, state
 from cspd_jax.image.bound import bind
-from cspd_jax.image.chain import packed_sizes
+from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.generation import resolve
 from cspd_jax.image.methods import SelfSpeculation
 from cspd_jax.image.options import Options
@@ -290,7 +290,7 @@ def image_case(
     if window is not None:
         model = "default" if of_mar else "default-causal"
         chains = chains_of(found["chains"][f"{model}, M {window}"], rows, noisy, drafts)
-        sizes = packed_sizes(rows, drafts * (1 + guided))
+        sizes = ChainSpeculation(drafts).sizes(rows, 1 + guided)
         run = Run(0, tokens, calls_of(chains, np.full(rows, noisy), sizes))
     if gamma:
         blocks = table_of(

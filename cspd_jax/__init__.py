@@ -17,13 +17,13 @@ from cspd_jax.check import UserError
 from cspd_jax.comparison import compare, fastest
 from cspd_jax.hub import load
 from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.criterion import PathCriterion
 from cspd_jax.image.generation import generate, stream
 from cspd_jax.image.known import Known
 from cspd_jax.image.methods import DraftSpeculation, Plain, SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.pixels import to_images
-from cspd_jax.image.rounds import PathCriterion
 from cspd_jax.keys import row_keys
 from cspd_jax.reports.citation import citation
 from cspd_jax.reports.pictures import picture

@@ -24,14 +24,7 @@ from cspd_jax.coupling.residual import gaussian_residual
 from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import Gaussian, coefficients, log_density
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image.chain import (
-    ChainRandomness,
-    begin,
-    commit,
-    draft_steps,
-    speculate_once,
-    verify_steps,
-)
+from cspd_jax.image.chain import ChainSpeculation, not_begun, speculate_chain
 from cspd_jax.image.chain_drafters import frozen
 
 DRAWS = 20_000
@@ -114,35 +107,28 @@ def law_of_the_chain() -> tuple[float, float]:
     return float(mean), math.sqrt(variance)
 
 
-def careless(inputs, chain, length):
-    """Makes a call as the library does, but with the same noise again: that of a
+class Careless(ChainSpeculation):
+    """Makes calls as the library does, but with the same noise again: the noise of a
     dropped draft comes back."""
-    draft = draft_steps(inputs, chain, inputs.keys, length)
-    return commit(inputs, chain, draft, verify_steps(inputs, draft, inputs.keys))
+
+    def call_keys(self, keys: jax.Array, left: jax.Array) -> jax.Array:
+        return keys
 
 
-@functools.partial(jax.jit, static_argnames="call")
-def tokens(key: jax.Array, call=speculate_once) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnames="how")
+def tokens(key: jax.Array, how: ChainSpeculation) -> tuple[jax.Array, jax.Array]:
     """Draws tokens in windows of four steps; their drafts keep the last prediction. And
     counts head calls."""
     head = Head()
     c = coefficients(sampling_schedule(SPEC))
-    chains = Chains(
-        head,
-        None,
-        head.embed_time(None, None),
-        jnp.zeros((DRAWS, 1)),
-        c,
-        final_noise=True,
-    )
-    random = ChainRandomness(normal(key, (DRAWS, 1)), jax.random.split(key, DRAWS))
-    inputs, start = begin(chains, random, frozen(STEPS, 1))
-    one = lambda carry: (call(inputs, carry[0], 4)[0], carry[1] + (carry[0].left > 0))
-    unfinished = lambda carry: jnp.any(carry[0].left > 0)
-    chain, calls = jax.lax.while_loop(
-        unfinished, one, (start, jnp.zeros(DRAWS, jnp.int32))
-    )
-    return chain.x[:, 0], calls.mean()
+    time = head.embed_time(None, None)
+    z = jnp.zeros((DRAWS, 1))
+    chains = Chains(head, None, time, z, c, final_noise=True)
+    drafter = frozen(STEPS, 1)
+    begun = not_begun(drafter, normal(key, (DRAWS, 1)), jnp.full(DRAWS, STEPS))
+    keys = jax.random.split(key, DRAWS)
+    x, counts = speculate_chain(chains, keys, begun, drafter, how)
+    return x[:, 0], counts.rounds.mean()
 
 
 def picture(panels: list[tuple[str, np.ndarray, float, float]]) -> Image.Image:
@@ -180,11 +166,11 @@ def main() -> None:
         panels.append(
             (f"one draw: {name or 'the library'}", np.asarray(drawn)[:, 0], 0.0, 1.0)
         )
-    for name, call in (
-        ("the library", speculate_once),
-        ("noise of dropped drafts comes again", careless),
+    for name, how in (
+        ("the library", ChainSpeculation(4)),
+        ("noise of dropped drafts comes again", Careless(4)),
     ):
-        drawn, calls = tokens(jax.random.key(1), call)
+        drawn, calls = tokens(jax.random.key(1), how)
         panels.append(
             (
                 f"a chain: {name} ({calls:.1f} calls for {STEPS} steps)",

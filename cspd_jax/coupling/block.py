@@ -27,6 +27,7 @@ launch, many.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -52,32 +53,94 @@ _UNDECIDED = 0
 _TAILS = 1
 _HEADS = 2
 
-# Of a coin, a safeguard only: heads or tails have a probability bounded below.
-MAX_TRIALS = 2**13
 _HUGE = 1e9  # a ratio that settles everything, and can still be added up
 
 
-class VerifiedPath(NamedTuple):
+class VerifiedBlock(NamedTuple):
     """What became of a block of drafted transitions.
 
     kept: [] the number of drafts that are kept.
     value: [d] the state after them; without meaning where all are kept.
-    trips: [] trips of the loop over trials.
     truncated: [] the value is no draw from the residual: the trials were given up, and
         it is the last proposal, or a number was not finite, and it is the mean of p.
     """
 
     kept: Array
     value: Array
-    trips: Array
     truncated: Array
 
 
-class Together(NamedTuple):
-    """How many coins a trip of the loop tries, and how many trials of each."""
+@dataclasses.dataclass(frozen=True)
+class Trials:
+    """How the coins of a block are tried, with the formulas that decide them.
+
+    coins: how many coins a trip of the loop tries.
+    trials: how many trials it makes of each.
+    most: trials of a coin, after which it is given up. This is a safeguard only, for
+        heads and tails have a probability that is bounded below.
+    """
 
     coins: int
     trials: int
+    most: int = 2**13
+
+    def log_pi(self, log_ratios: Array) -> Array:
+        """Returns log pi_0, ..., log pi_M [M + 1] for log p / q of each draft [M].
+
+        With R the running sum of the ratios, log pi_i = R_i - max(R_0, ..., R_i). What
+        is no number is 0 / 0 of nothing known, and no draft after it is kept.
+        """
+        (log_ratios,) = at_least_float32(log_ratios)
+        ratios = jnp.where(
+            jnp.isnan(log_ratios), -_HUGE, jnp.clip(log_ratios, -_HUGE, _HUGE)
+        )
+        sums = jnp.concatenate([jnp.zeros_like(ratios[:1]), jnp.cumsum(ratios)])
+        return sums - jax.lax.cummax(sums)
+
+    def uniforms(self, key: Array, count: int, dtype: jnp.dtype) -> Array:
+        """Draws a number for the first trial of each coin, [count]; the last one is of
+        keeping all drafts."""
+        return unit_interval(jax.random.bits(key, (count,), jnp.uint32), dtype)
+
+    def gives_up(self, u: Array, weight: Array, log_pi: Array) -> Array:
+        """Returns whether a trial says tails, in place of a proposal."""
+        proposing = weight * jnp.exp(log_pi)
+        tails = -jnp.expm1(log_pi)
+        return u * (proposing + tails) > proposing
+
+    def bits(self, key: Array, dim: int, coin: Array, trial: Array) -> Array:
+        """Draws the random bits of a trial of a coin."""
+        own = jax.random.fold_in(jax.random.fold_in(key, coin), trial)
+        return jax.random.bits(own, (proposal_bits(dim) + 1,), jnp.uint32)
+
+    def of_a_coin(
+        self,
+        bits: Array,
+        p: Gaussian,
+        q: Gaussian,
+        bound: Envelope,
+        weight: Array,
+        log_pi: Array,
+    ) -> tuple[Array, Array]:
+        """Returns how a coin that proposes fell within the trials of these bits, and
+        the proposal [d] of the deciding trial.
+
+        The first trial did not say tails. Each trial is a proposal and, if that is not
+        taken, the choice of the next trial.
+        """
+
+        def one(bits: Array) -> tuple[Array, Array]:
+            z, u = propose(bits[:-1], bound)
+            x = p.mean + jnp.exp(0.5 * p.log_var) * z
+            accepted = accepts(u, log_accept(bound, z, log_ratio(p, q, x) + log_pi))
+            own = unit_interval(bits[-1], log_pi.dtype)
+            tails = self.gives_up(own, weight, log_pi)
+            return jnp.where(accepted, _HEADS, jnp.where(tails, _TAILS, _UNDECIDED)), x
+
+        side, x = jax.vmap(one)(bits)
+        decided = side != _UNDECIDED
+        first = jnp.where(jnp.any(decided), jnp.argmax(decided), len(bits) - 1)
+        return side[first], x[first]
 
 
 class _Coins(NamedTuple):
@@ -89,7 +152,6 @@ class _Coins(NamedTuple):
         one.
     value: [d] what it proposed.
     truncated: [] it was not decided by a trial.
-    trips: []
     """
 
     open: Array
@@ -97,7 +159,6 @@ class _Coins(NamedTuple):
     last: Array
     value: Array
     truncated: Array
-    trips: Array
 
 
 def verify_gaussian_block(
@@ -107,69 +168,55 @@ def verify_gaussian_block(
     drafts: Array,
     valid: Array | None = None,
     *,
-    max_trials: int = MAX_TRIALS,
-    together: Together | None = None,
-) -> VerifiedPath:
+    trials: Trials | None = None,
+) -> VerifiedBlock:
     """Verifies M drafted transitions as one block.
 
     p, q: of each transition [M, d], given the drafts before it.
     drafts: [M, d], the i-th from q's row i.
     valid: [M] the drafts that there are (all); the block is of these, and counts the
         others as kept.
-    max_trials: of a coin, after which it is given up.
-    together: what is tried at a time (what suits the device).
+    trials: how coins are tried (as suits the device).
     """
     chex.assert_rank(drafts, 2)
     chex.assert_equal_shape([*p, *q, drafts])
     most = len(drafts)
     given = (key, p, q, drafts, jnp.ones(most, bool) if valid is None else valid)
-    verify = functools.partial(_verify, max_trials=max_trials)
-    if together is not None:
-        return verify(*given, together=together)
+    if trials is not None:
+        return _verify(*given, trials=trials)
+    many = Trials(min(most, 8 + most // 8), 8)
     return by_device(
         *given,
-        cpu=functools.partial(verify, together=Together(1, 4)),
-        accelerator=functools.partial(
-            verify, together=Together(min(most, 8 + most // 8), 8)
-        ),
+        cpu=functools.partial(_verify, trials=Trials(1, 4)),
+        accelerator=functools.partial(_verify, trials=many),
     )
 
 
 def _verify(
-    key: Array,
-    p: Gaussian,
-    q: Gaussian,
-    drafts: Array,
-    valid: Array,
-    *,
-    max_trials: int,
-    together: Together,
-) -> VerifiedPath:
+    key: Array, p: Gaussian, q: Gaussian, drafts: Array, valid: Array, *, trials: Trials
+) -> VerifiedBlock:
     most, dim = drafts.shape
     index = jnp.arange(most, dtype=jnp.int32)
     key_choice, key_trials = jax.random.split(key)
-    log_pi = prefix_log_pi(jnp.where(valid, log_ratio(p, q, drafts), 0))
+    log_pi = trials.log_pi(jnp.where(valid, log_ratio(p, q, drafts), 0))
     bound = jax.vmap(envelope)(p, q)
     # Where the bound is infinite, proposals come from p, which is right too.
     finite = ~jnp.isnan(bound.mean)
     weights = jnp.where(finite, jnp.minimum(bound.mean, 1), 1)
-    u = unit_interval(
-        jax.random.bits(key_choice, (most + 1,), jnp.uint32), log_pi.dtype
-    )
+    u = trials.uniforms(key_choice, most + 1, log_pi.dtype)
     all_kept = accepts(u[-1], log_pi[-1])
-    begun = valid & ~all_kept & ~_gives_up(u[:-1], weights, log_pi[:-1])
+    begun = valid & ~all_kept & ~trials.gives_up(u[:-1], weights, log_pi[:-1])
 
     def trip(coins: _Coins) -> _Coins:
-        at = _last_of(coins.open, together.coins)
+        at = _last_of(coins.open, trials.coins)
         row = jnp.maximum(at, 0)
-        trials = coins.tried[row][:, None] + jnp.arange(together.trials)
-        bits = jax.vmap(jax.vmap(functools.partial(_bits, key_trials, dim), (None, 0)))(
-            row, trials
-        )
+        number = coins.tried[row][:, None] + jnp.arange(trials.trials)
+        own_bits = functools.partial(trials.bits, key_trials, dim)
+        bits = jax.vmap(jax.vmap(own_bits, (None, 0)))(row, number)
         of_these = jax.tree.map(lambda a: a[row], (p, q, bound, weights, log_pi))
-        side, value = jax.vmap(_trials)(bits, *of_these)
+        side, value = jax.vmap(trials.of_a_coin)(bits, *of_these)
         given_up = (side == _UNDECIDED) & (
-            (trials[:, -1] + 1 >= max_trials) | ~finite[row]
+            (number[:, -1] + 1 >= trials.most) | ~finite[row]
         )
         side = jnp.where(at >= 0, jnp.where(given_up, _HEADS, side), _UNDECIDED)
         best = jnp.argmax(jnp.where(side == _HEADS, at, -1))
@@ -183,7 +230,7 @@ def _verify(
         return _Coins(
             coins.open & ~fallen & (index > heads),
             coins.tried.at[jnp.where(at >= 0, at, most)].add(
-                together.trials, mode="drop"
+                trials.trials, mode="drop"
             ),
             jnp.maximum(heads, coins.last),
             jnp.where(
@@ -192,41 +239,19 @@ def _verify(
                 coins.value,
             ),
             jnp.where(better, given_up[best] | ~finite[row[best]], coins.truncated),
-            coins.trips + jnp.any(coins.open),
         )
 
-    nothing = (
-        jnp.zeros(dim, jnp.result_type(p.mean, jnp.float32)),
-        jnp.bool_(False),
-        jnp.int32(0),
+    coins = _Coins(
+        open=begun,
+        tried=jnp.zeros(most, jnp.int32),
+        last=jnp.where(all_kept, jnp.int32(most), -1),
+        value=jnp.zeros(dim, jnp.result_type(p.mean, jnp.float32)),
+        truncated=jnp.bool_(False),
     )
-    tried = jnp.zeros(most, jnp.int32)
-    coins = _Coins(begun, tried, jnp.where(all_kept, jnp.int32(most), -1), *nothing)
     # One trip before the loop: mostly it is enough, and a loop costs an accelerator
     # more than a trip.
     coins = jax.lax.while_loop(lambda coins: jnp.any(coins.open), trip, trip(coins))
-    return VerifiedPath(coins.last, coins.value, coins.trips, coins.truncated)
-
-
-def prefix_log_pi(log_ratios: Array) -> Array:
-    """Returns log pi_0, ..., log pi_M [M + 1] for log p / q of each draft [M].
-
-    With R the running sum of the ratios, log pi_i = R_i - max(R_0, ..., R_i). What is
-    no number is 0 / 0 of nothing known, and no draft after it is kept.
-    """
-    (log_ratios,) = at_least_float32(log_ratios)
-    ratios = jnp.where(
-        jnp.isnan(log_ratios), -_HUGE, jnp.clip(log_ratios, -_HUGE, _HUGE)
-    )
-    sums = jnp.concatenate([jnp.zeros_like(ratios[:1]), jnp.cumsum(ratios)])
-    return sums - jax.lax.cummax(sums)
-
-
-def _gives_up(u: Array, weight: Array, log_pi: Array) -> Array:
-    """Returns whether a trial says tails, in place of a proposal."""
-    proposing = weight * jnp.exp(log_pi)
-    tails = -jnp.expm1(log_pi)
-    return u * (proposing + tails) > proposing
+    return VerifiedBlock(coins.last, coins.value, coins.truncated)
 
 
 def _last_of(open: Array, count: int) -> Array:
@@ -239,32 +264,3 @@ def _last_of(open: Array, count: int) -> Array:
         .at[place]
         .set(jnp.arange(len(open), dtype=jnp.int32), mode="drop")
     )
-
-
-def _bits(key: Array, dim: int, coin: Array, trial: Array) -> Array:
-    """Draws the random bits of a trial of a coin."""
-    own = jax.random.fold_in(jax.random.fold_in(key, coin), trial)
-    return jax.random.bits(own, (proposal_bits(dim) + 1,), jnp.uint32)
-
-
-def _trials(
-    bits: Array, p: Gaussian, q: Gaussian, bound: Envelope, weight: Array, log_pi: Array
-) -> tuple[Array, Array]:
-    """Returns how a coin that proposes fell within this many trials, and the proposal
-    [d] of the deciding one.
-
-    The first trial did not say tails. Each is a proposal and, if it is not taken, what
-    the next one says.
-    """
-
-    def one(bits: Array) -> tuple[Array, Array]:
-        z, u = propose(bits[:-1], bound)
-        x = p.mean + jnp.exp(0.5 * p.log_var) * z
-        accepted = accepts(u, log_accept(bound, z, log_ratio(p, q, x) + log_pi))
-        tails = _gives_up(unit_interval(bits[-1], log_pi.dtype), weight, log_pi)
-        return jnp.where(accepted, _HEADS, jnp.where(tails, _TAILS, _UNDECIDED)), x
-
-    side, x = jax.vmap(one)(bits)
-    decided = side != _UNDECIDED
-    first = jnp.where(jnp.any(decided), jnp.argmax(decided), len(bits) - 1)
-    return side[first], x[first]

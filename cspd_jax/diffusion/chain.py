@@ -101,6 +101,11 @@ class Chains(NamedTuple):
     def steps(self) -> int:
         return self.time.shape[0]
 
+    @property
+    def halves(self) -> int:
+        """Rows of z per token: 2 with guidance."""
+        return 1 if self.scale is None else 2
+
     def modulations(self, times: Array) -> Any:
         """Returns what times [M, ...] and each row of z contribute."""
         return self.denoiser.modulate(self.params, times[:, None], self.z[None])

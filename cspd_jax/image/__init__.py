@@ -9,6 +9,7 @@ and runner, lossy) and `lossy` (shortcuts of the plain sampler).
 """
 
 from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.criterion import PathCriterion
 from cspd_jax.image.generation import generate, prepare, resolve, stream
 from cspd_jax.image.known import Known
 from cspd_jax.image.methods import (
@@ -25,7 +26,6 @@ from cspd_jax.image.pixels import to_images, to_latents, to_tokens
 from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
 from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.image.regions import keep
-from cspd_jax.image.rounds import PathCriterion
 
 __all__ = [
     "Batch",

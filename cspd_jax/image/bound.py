@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image.chain import ChainRandomness
-from cspd_jax.image.known import Given, in_order, known_first
+from cspd_jax.image.known import Given
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, window_keys
@@ -53,6 +52,11 @@ class BoundModel:
         return self.keys.shape[0]
 
     @property
+    def halves(self) -> int:
+        """Rows of a network per token: 2 with guidance."""
+        return 1 + self.recipe.guided
+
+    @property
     def steps(self) -> int:
         """T"""
         return sampling_schedule(self.recipe.respacing).num_steps
@@ -61,17 +65,19 @@ class BoundModel:
     def dtype(self) -> Any:
         return float_type(self.network)
 
-    def chains(self, z: Array, scale: Array | float | None, **more: Any) -> Chains:
+    def chains(self, z: Array, scale: Array | float | None) -> Chains:
         """Returns the chains of tokens with contexts z [R, D], guided by `scale` if
         there is guidance."""
-        c = coefficients(sampling_schedule(self.recipe.respacing), self.dtype)
-        given = {
-            "temperature": self.recipe.temperature,
-            "final_noise": self.recipe.final_noise,
-            **more,
-        }
-        scale = scale if self.recipe.guided else None
-        return Chains(self.network, self.params, self.time, z, c, scale=scale, **given)
+        return Chains(
+            self.network,
+            self.params,
+            self.time,
+            z,
+            coefficients(sampling_schedule(self.recipe.respacing), self.dtype),
+            temperature=self.recipe.temperature,
+            scale=scale if self.recipe.guided else None,
+            final_noise=self.recipe.final_noise,
+        )
 
     def chain_noise(self, positions: Array) -> Array:
         """Draws noise [T + 1, R, d] of the chains at `positions` [B, G], R = B G."""
@@ -85,18 +91,20 @@ class BoundModel:
             )
         return noise.reshape(self.steps + 1, positions.size, -1).astype(self.dtype)
 
-    def chain_randomness(
-        self, positions: Array, keys: Array | None = None
-    ) -> ChainRandomness:
-        """Draws what speculation along the chains needs. Of injected noise it uses x_T
-        alone. keys: [B] in place of `self.keys`, but for x_T."""
-        x = chain_ends(self.keys, positions, self.network.token_dim)
-        if self.noise is not None:
+    def chain_ends(self, positions: Array) -> Array:
+        """Draws x_T [R, d] of the speculated chains at `positions` [B, G], R = B G."""
+        if self.noise is None:
+            x = chain_ends(self.keys, positions, self.network.token_dim)
+        else:
             x = jnp.take_along_axis(
                 self.noise[-1, : self.images], positions[..., None], axis=1
             )
-        own = window_keys(self.keys if keys is None else keys, positions).reshape(-1)
-        return ChainRandomness(x.reshape(positions.size, -1).astype(self.dtype), own)
+        return x.reshape(positions.size, -1).astype(self.dtype)
+
+    def window_keys(self, positions: Array, keys: Array | None = None) -> Array:
+        """Returns keys [R] of all that is random after x_T of the speculated chains at
+        `positions` [B, G]. keys: [B] in place of `self.keys`."""
+        return window_keys(self.keys if keys is None else keys, positions).reshape(-1)
 
 
 def bind(batch: Batch) -> BoundModel:
@@ -112,8 +120,8 @@ def bind(batch: Batch) -> BoundModel:
     given = None
     unconditional = labels < 0
     if recipe.known is not None:
-        order = known_first(order, recipe.known.mask)
-        given = in_order(recipe.known, order, float_type(network))
+        order = recipe.known.first(order)
+        given = recipe.known.given(order, float_type(network))
     if recipe.guided:
         labels = jnp.tile(labels, 2)
         order = jnp.tile(order, (2, 1))

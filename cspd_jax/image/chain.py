@@ -16,7 +16,6 @@ which falls with every call.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,10 +26,9 @@ import jax.numpy as jnp
 from cspd_jax._utils.loops import map_chunks, while_loop
 from cspd_jax._utils.options import documented, option
 from cspd_jax.check import UserError
-from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
-from cspd_jax.diffusion.chain import Chains, Path, Start, predict
+from cspd_jax.coupling.block import VerifiedBlock, verify_gaussian_block
+from cspd_jax.diffusion.chain import Chains, Path, predict
 from cspd_jax.diffusion.gaussian import (
-    Coefficients,
     Gaussian,
     predicted_x0,
     transition_from_x0,
@@ -49,6 +47,14 @@ class ChainSpeculation:
     window: int = option(
         16, "steps drafted in a head call (default: 16)", flags=("--window",), type=int
     )
+    large: int = option(
+        300,
+        "a head call on more rows than this is compiled for fewer chains too (300)",
+        report="",
+    )
+    verify: Callable[..., VerifiedBlock] = option(
+        verify_gaussian_block, "verifies the drafts of a chain as one block", report=""
+    )
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -56,16 +62,19 @@ class ChainSpeculation:
                 f"a window of {self.window} steps; it must draft at least 1"
             )
 
+    def call_keys(self, keys: Array, left: Array) -> Array:
+        """Returns keys [R] of a head call, from those of the chains and the steps that
+        are left: how many drafts are kept depends on drafts that are dropped, so no
+        call uses the numbers of another."""
+        return jax.vmap(jax.random.fold_in)(keys, left)
 
-class ChainRandomness(NamedTuple):
-    """All that is random of R chains.
-
-    x: [R, d] their noise, x_T.
-    keys: [R] of everything after it.
-    """
-
-    x: Array
-    keys: Array
+    def sizes(self, chains: int, halves: int) -> list[int]:
+        """Returns for how many chains calls are compiled: for all of them, and for half
+        as many where a call is still large; `halves` is 2 with guidance."""
+        sizes = [chains]
+        while len(sizes) < _SIZES and sizes[-1] * self.window * halves > self.large:
+            sizes.append(-(-sizes[-1] // 2))
+        return sizes
 
 
 class ChainState(NamedTuple):
@@ -73,15 +82,12 @@ class ChainState(NamedTuple):
 
     left: [R] steps that are left; x is x_left.
     x: [R, d]
-    guess: the drafter's, at x.
-    path: None, or for each step [T, R, 3d] the state, the mean and the log variance of
-        what drew it.
+    guess: what the drafter thinks that the head predicts at x.
     """
 
     left: Array
     x: Array
     guess: Prediction
-    path: Array | None
 
 
 class ChainDraft(NamedTuple):
@@ -101,187 +107,177 @@ class ChainDraft(NamedTuple):
     valid: Array
 
 
-class ChainVerdict(NamedTuple):
-    """What the target says of M drafted transitions.
+class Committed(NamedTuple):
+    """The transitions that a head call settled.
 
-    p: the target's distribution of each.
-    predicted: the head's prediction at each state that they start from.
-    block: [R] how many are kept, and the state after them.
+    steps: [M, R] the step of each; T where nothing is settled.
+    states: [M, R, d] the states after them.
+    laws: [M, R, d] what they were drawn from.
     """
 
-    p: Gaussian
-    predicted: Prediction
-    block: VerifiedPath
+    steps: Array
+    states: Array
+    laws: Gaussian
 
-
-class ChainResult(NamedTuple):
-    """R finished chains.
-
-    x: [R, d] their ends, x_0.
-    path: their states and laws; None without `trajectory`.
-    counts: what it took.
-    """
-
-    x: Array
-    path: Path | None
-    counts: Counts
+    def into(self, path: Array, lanes: Array) -> Array:
+        """Writes them into the rows `lanes` [R] of a path [T, ...]; what lies past its
+        end is dropped."""
+        values = jnp.concatenate([self.states, *self.laws], axis=-1).astype(path.dtype)
+        return path.at[self.steps, lanes].set(values, mode="drop")
 
 
 class ChainInputs(NamedTuple):
     """What stays the same along the chains.
 
+    chains: of all rows.
     network: (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v), one call for these of
         all chains.
-    lanes: [R] the chains that are rows here.
     drafter: draws the drafts.
-    c: coefficients of the schedule, [T].
-    log_scale: [] 2 log temperature.
-    keys: [R] of the rows.
-    final_noise: whether the last step has noise.
-    halves: rows of the head per row here; 2 with guidance.
+    speculation: how.
+    keys: [R] of the rows here.
+    lanes: [R] the chains that are rows here.
     """
 
+    chains: Chains
     network: Callable[[Array, Array, Array], tuple[Array, Array]]
-    lanes: Array
     drafter: ChainDrafter
-    c: Coefficients
-    log_scale: Array
+    speculation: ChainSpeculation
     keys: Array
-    final_noise: bool
-    halves: int
+    lanes: Array
+
+    @property
+    def log_scale(self) -> Array:
+        """Returns what the temperature adds to log variances."""
+        return 2 * jnp.log(jnp.asarray(self.chains.temperature, self.chains.c.h.dtype))
 
 
 def speculate_chain(
     chains: Chains,
-    random: ChainRandomness,
+    keys: Array,
+    begun: ChainState,
     drafter: ChainDrafter,
     speculation: ChainSpeculation,
-    *,
-    active: Array | None = None,
-    begun: tuple[Start, Prediction] | None = None,
-    trajectory: bool = False,
-) -> ChainResult:
+) -> tuple[Array, Counts]:
     """Does what `sample_chain` does, with the same distribution and fewer head calls in
-    sequence, which leave finished rows out, in at most three sizes.
+    sequence, which leave finished rows out, in at most three sizes. Returns x_0 [R, d].
 
-    active: [R] rows that count (all).
-    begun: where the rows are that are on their way already, and the guess there.
-    trajectory: keep the path.
+    keys: [R] of all that is random.
+    begun: where the chains are; nothing is drawn where no step is left.
     """
-    inputs, chain = begin(chains, random, drafter, active, begun)
-    if trajectory:
-        rows, dim = chain.x.shape
-        chain = chain._replace(
-            path=jnp.zeros((chains.steps, rows, 3 * dim), chain.x.dtype)
-        )
+    chain, _, counts = _speculate(chains, keys, begun, drafter, speculation, False)
+    return chain.x, counts
 
-    counts = no_counts(len(chain.x))
-    sizes = packed_sizes(len(chain.x), speculation.window * inputs.halves)
+
+def speculate_path(
+    chains: Chains,
+    keys: Array,
+    begun: ChainState,
+    drafter: ChainDrafter,
+    speculation: ChainSpeculation,
+) -> tuple[Path, Counts]:
+    """Does what `speculate_chain` does, and returns the states on the way and what they
+    were drawn from."""
+    chain, path, counts = _speculate(chains, keys, begun, drafter, speculation, True)
+    states, *law = jnp.split(path, 3, axis=-1)
+    return Path(chain.x, states, Gaussian(*law)), counts
+
+
+def _speculate(
+    chains: Chains,
+    keys: Array,
+    begun: ChainState,
+    drafter: ChainDrafter,
+    speculation: ChainSpeculation,
+    record: bool,
+) -> tuple[ChainState, Array, Counts]:
+    """Returns finished chains and their path [T, R, 3 d]: of each step the state, and
+    mean and log variance of what drew it; no numbers at all unless it is recorded."""
+    rows, dim = begun.x.shape
+    inputs = chain_inputs(chains, keys, drafter, speculation)
+    path = jnp.zeros((chains.steps, rows, 3 * dim * record), begun.x.dtype)
+    carry = begun, path, no_counts(rows)
+    sizes = speculation.sizes(rows, chains.halves)
     for size, fewer in itertools.pairwise((*sizes, 0)):
         with jax.named_scope(f"of_{size}_chains"):
-            chain, counts = speculate_packed(
-                inputs, chain, counts, speculation.window, size, fewer
-            )
-    if chain.path is None:
-        return ChainResult(chain.x, None, counts)
-    states, *law = jnp.split(chain.path, 3, axis=-1)
-    return ChainResult(chain.x, Path(chain.x, states, Gaussian(*law)), counts)
+            carry = speculate_packed(inputs, *carry, size, fewer)
+    return carry
 
 
-def begin(
+def not_begun(drafter: ChainDrafter, x: Array, left: Array) -> ChainState:
+    """Returns chains before their first head call, at x_T = x [R, d]; `left` [R] is T,
+    or 0 where nothing is wanted."""
+    return ChainState(left, x, drafter.start(x))
+
+
+def chain_inputs(
     chains: Chains,
-    random: ChainRandomness,
+    keys: Array,
     drafter: ChainDrafter,
-    active: Array | None = None,
-    begun: tuple[Start, Prediction] | None = None,
-) -> tuple[ChainInputs, ChainState]:
-    """Returns the chains before the first head call."""
-    x = random.x
-    inputs = ChainInputs(
-        network=network_of_steps(chains, len(x)),
-        lanes=jnp.arange(len(x)),
-        drafter=drafter,
-        c=chains.c,
-        log_scale=2 * jnp.log(jnp.asarray(chains.temperature, x.dtype)),
-        keys=random.keys,
-        final_noise=chains.final_noise,
-        halves=1 if chains.scale is None else 2,
+    speculation: ChainSpeculation,
+) -> ChainInputs:
+    """Returns what stays the same along the chains."""
+    rows = len(keys)
+    network = network_of_steps(chains, rows)
+    return ChainInputs(
+        chains, network, drafter, speculation, keys, lanes=jnp.arange(rows)
     )
-    left = jnp.full(len(x), chains.steps, jnp.int32)
-    guess = drafter.start(x)
-    if begun is not None:
-        on_their_way = begun[0].left < chains.steps
-        (left, x), guess = jax.tree.map(
-            lambda a, b: _where_row(on_their_way, a, b),
-            (tuple(begun[0]), begun[1]),
-            ((left, x), guess),
-        )
-    if active is not None:
-        left = jnp.where(active, left, 0)
-    return inputs, ChainState(left, x, guess, None)
-
-
-def packed_sizes(chains: int, rows: int) -> list[int]:
-    """Returns for how many chains calls are compiled, where each chain takes `rows`
-    rows of a call: for all of them, and for fewer where a call is still large."""
-    sizes = [chains]
-    while len(sizes) < _SIZES and sizes[-1] * rows > _LARGE:
-        sizes.append(-(-sizes[-1] // 2))
-    return sizes
 
 
 def speculate_packed(
     inputs: ChainInputs,
     chain: ChainState,
+    path: Array,
     counts: Counts,
-    length: int,
     size: int,
     fewer: int,
-) -> tuple[ChainState, Counts]:
+) -> tuple[ChainState, Array, Counts]:
     """Goes on until no more than `fewer` chains are unfinished. Now no more than `size`
     are, and calls have rows for that many."""
     if size == len(chain.x):
-        return speculate_until(inputs, chain, counts, length, fewer)
+        return speculate_until(inputs, chain, path, counts, fewer)
     lanes = jnp.argsort(chain.left == 0, stable=True)[:size]
     few = inputs._replace(lanes=lanes, keys=inputs.keys[lanes])
-    every = chain._replace(path=None)
-    mine = jax.tree.map(lambda a: a[lanes], every)._replace(path=chain.path)
-    mine, made = speculate_until(few, mine, no_counts(size), length, fewer)
-    back = lambda old, new: old.at[lanes].set(new)
-    chain = jax.tree.map(back, every, mine._replace(path=None))._replace(path=mine.path)
+    mine = jax.tree.map(lambda a: a[lanes], chain)
+    mine, path, made = speculate_until(few, mine, path, no_counts(size), fewer)
+    chain = jax.tree.map(lambda old, new: old.at[lanes].set(new), chain, mine)
     add_in = lambda old, new: old.at[lanes].add(new) if old.ndim else old + new
-    return chain, jax.tree.map(add_in, counts, made)
+    return chain, path, jax.tree.map(add_in, counts, made)
 
 
 def speculate_until(
-    inputs: ChainInputs, chain: ChainState, counts: Counts, length: int, fewer: int
-) -> tuple[ChainState, Counts]:
-    """Goes on until no more than `fewer` of the rows are unfinished."""
+    inputs: ChainInputs, chain: ChainState, path: Array, counts: Counts, fewer: int
+) -> tuple[ChainState, Array, Counts]:
+    """Makes head calls until no more than `fewer` of the rows are unfinished."""
 
-    def call(carry):
-        chain, counts = carry
-        chain, made = speculate_once(inputs, chain, length)
-        return chain, add(counts, made)
+    def call(
+        carry: tuple[ChainState, Array, Counts],
+    ) -> tuple[ChainState, Array, Counts]:
+        chain, path, counts = carry
+        chain, committed, made = speculate_once(inputs, chain)
+        if path.size:
+            path = committed.into(path, inputs.lanes)
+        return chain, path, add(counts, made)
 
     return while_loop(
-        lambda carry: jnp.sum(carry[0].left > 0) > fewer, call, (chain, counts)
+        lambda carry: jnp.sum(carry[0].left > 0) > fewer, call, (chain, path, counts)
     )
 
 
 def speculate_once(
-    inputs: ChainInputs, chain: ChainState, length: int
-) -> tuple[ChainState, Counts]:
-    """Drafts `length` steps of every row, verifies them, and commits what is kept."""
-    keys = jax.vmap(jax.random.fold_in)(inputs.keys, chain.left)
-    draft = draft_steps(inputs, chain, keys, length)
-    verdict = verify_steps(inputs, draft, keys)
-    return commit(inputs, chain, draft, verdict)
+    inputs: ChainInputs, chain: ChainState
+) -> tuple[ChainState, Committed, Counts]:
+    """Drafts a window of every row, verifies it, and commits what is kept."""
+    keys = inputs.speculation.call_keys(inputs.keys, chain.left)
+    draft = draft_steps(inputs, chain, keys)
+    p, predicted = target_laws(inputs, draft)
+    block = verify_steps(inputs, draft, p, keys)
+    return commit(inputs, chain, draft, p, predicted, block)
 
 
-def draft_steps(
-    inputs: ChainInputs, chain: ChainState, keys: Array, length: int
-) -> ChainDraft:
-    """Draws the next `length` states of every row from the drafter's distribution."""
+def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array) -> ChainDraft:
+    """Draws the next states of every row from the drafter's distribution."""
+    length = inputs.speculation.window
+    c = inputs.chains.c
     ahead = jnp.arange(length)[:, None]
     dim = chain.x.shape[-1]
     steps = jnp.maximum(chain.left - 1 - ahead, 0)
@@ -292,17 +288,15 @@ def draft_steps(
     noise = jax.vmap(draw, out_axes=1)(keys).astype(chain.x.dtype)
     window = own_window(inputs.drafter)
     if window is not None:
-        after, q = window(
-            inputs.c, steps, chain.guess, chain.x, noise, inputs.log_scale
-        )
+        after, q = window(c, steps, chain.guess, chain.x, noise, inputs.log_scale)
         return ChainDraft(
             steps, jnp.concatenate([chain.x[None], after[:-1]]), after, q, valid
         )
 
-    def step(carry, inputs_of_step):
-        (x, guess) = carry
-        (t, noise) = inputs_of_step
-        q = inputs.drafter.distribution(at_steps(inputs.c, t), guess, x)
+    def step(carry, own):
+        x, guess = carry
+        t, noise = own
+        q = inputs.drafter.distribution(at_steps(c, t), guess, x)
         q = Gaussian(q.mean, q.log_var + inputs.log_scale)
         deviation = jnp.exp(0.5 * q.log_var) * noise
         after = q.mean + deviation
@@ -312,35 +306,43 @@ def draft_steps(
     return ChainDraft(steps, before, after, q, valid)
 
 
-def verify_steps(inputs: ChainInputs, draft: ChainDraft, keys: Array) -> ChainVerdict:
-    """Returns the target's distributions at the drafted states, from one head call, and
-    how many drafts are kept."""
-    c = at_steps(inputs.c, draft.steps)
+def target_laws(inputs: ChainInputs, draft: ChainDraft) -> tuple[Gaussian, Prediction]:
+    """Returns the target's distribution of each drafted transition, and the head's
+    prediction at the states that they start from: one head call."""
+    c = at_steps(inputs.chains.c, draft.steps)
     eps, v = inputs.network(draft.steps, inputs.lanes, draft.before)
     predicted = Prediction(predicted_x0(c, draft.before, eps), v)
     p = transition_from_x0(c, draft.before, predicted.x0, predicted.v)
-    p = Gaussian(p.mean, p.log_var + inputs.log_scale)
+    return Gaussian(p.mean, p.log_var + inputs.log_scale), predicted
+
+
+def verify_steps(
+    inputs: ChainInputs, draft: ChainDraft, p: Gaussian, keys: Array
+) -> VerifiedBlock:
+    """Says how many drafts of each row [R] are kept, and which state follows them."""
     # Without noise there is nothing to test.
-    tested = draft.valid & (inputs.final_noise | (draft.steps > 0))
+    tested = draft.valid & (inputs.chains.final_noise | (draft.steps > 0))
     coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-    block = jax.vmap(verify_gaussian_block, (0, 1, 1, 1, 1))(
+    return jax.vmap(inputs.speculation.verify, (0, 1, 1, 1, 1))(
         coins, p, draft.q, draft.after, tested
     )
-    return ChainVerdict(p, predicted, block)
 
 
 def commit(
-    inputs: ChainInputs, chain: ChainState, draft: ChainDraft, verdict: ChainVerdict
-) -> tuple[ChainState, Counts]:
+    inputs: ChainInputs,
+    chain: ChainState,
+    draft: ChainDraft,
+    p: Gaussian,
+    predicted: Prediction,
+    block: VerifiedBlock,
+) -> tuple[ChainState, Committed, Counts]:
     """Keeps the first drafts and the state after them, and guesses anew. Where all are
-    kept, a last step without noise follows, if the window has it. The path, if there is
-    one, is of all chains."""
-    (length, rows) = draft.steps.shape
-    block = verdict.block
+    kept, a last step without noise follows, if the window has it."""
+    length, rows = draft.steps.shape
     active = chain.left > 0
     end = jnp.minimum(length, chain.left)
     replaced = active & (block.kept < length)  # by the residual
-    to_end = active & ~replaced & (chain.left == end) & (not inputs.final_noise)
+    to_end = active & ~replaced & (chain.left == end) & (not inputs.chains.final_noise)
     kept = jnp.where(replaced, block.kept, end - to_end)
     taken = kept + replaced + to_end
     last = jnp.maximum(taken - 1, 0)
@@ -349,17 +351,13 @@ def commit(
         return jax.tree.map(lambda a: a[last, jnp.arange(rows)], a)
 
     step = pick(draft.steps)
-    p = pick(verdict.p)
-    x = _where_row(
-        replaced,
-        block.value.astype(chain.x.dtype),
-        _where_row(to_end, p.mean, pick(draft.after)),
-    )
-    guess = inputs.drafter.advance(
-        step, pick(verdict.predicted), pick(draft.before), x - p.mean
-    )
+    mean = pick(p.mean)
+    value = block.value.astype(chain.x.dtype)
+    x = where_row(replaced, value, where_row(to_end, mean, pick(draft.after)))
+    before = pick(draft.before)
+    guess = inputs.drafter.advance(step, pick(predicted), before, x - mean)
     number = lambda flags: flags.astype(jnp.int32)
-    head = Calls(jnp.int32(1), jnp.int32(length * rows * inputs.halves))
+    head = Calls(jnp.int32(1), jnp.int32(length * rows * inputs.chains.halves))
     counts = Counts(
         rounds=number(active),
         tested=number(jnp.where(active, kept + replaced, 0)),
@@ -367,22 +365,15 @@ def commit(
         truncated=number(replaced & block.truncated),
         calls={"head": head},
     )
-    path = chain.path
-    if path is not None:
-        drafted = jnp.concatenate([draft.after, *verdict.p], axis=-1).astype(path.dtype)
-        drafted = drafted.at[last, jnp.arange(rows), : x.shape[-1]].set(x)
-        index = jnp.arange(length)[:, None]
-        # The rest is dropped.
-        committed = jnp.where((index < taken) & active, draft.steps, len(path))
-        path = path.at[committed, inputs.lanes].set(drafted, mode="drop")
-    moved = ChainState(chain.left - jnp.where(active, taken, 0), x, guess, None)
-    settled = jax.tree.map(
-        functools.partial(_where_row, active), moved, chain._replace(path=None)
-    )
-    return settled._replace(path=path), counts
+    index = jnp.arange(length)[:, None]
+    steps = jnp.where((index < taken) & active, draft.steps, inputs.chains.steps)
+    committed = Committed(steps, draft.after.at[last, jnp.arange(rows)].set(x), p)
+    moved = ChainState(chain.left - jnp.where(active, taken, 0), x, guess)
+    settled = jax.tree.map(lambda new, old: where_row(active, new, old), moved, chain)
+    return settled, committed, counts
 
 
-def _where_row(chosen: Array, new: Array, old: Array) -> Array:
+def where_row(chosen: Array, new: Array, old: Array) -> Array:
     """Takes arrays [R, ...] from `new` in the rows [R] that are chosen, from `old` in
     the others."""
     return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -400,10 +391,8 @@ def no_counts(chains: int) -> Counts:
 # more numbers than this.
 _KEPT = 2**25
 
-# Calls are compiled for up to this many numbers of chains. One of no more rows than
-# this would not be faster with fewer.
+# Calls are compiled for up to this many numbers of chains.
 _SIZES = 3
-_LARGE = 300
 
 # The modulations of a head call have at most this many numbers; a larger call is made
 # in chunks.
@@ -416,8 +405,8 @@ def network_of_steps(
     """Returns the function (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v) [M, R, d]
     in one call of the network, for R of the chains, whose number is `rows`."""
     denoiser, params, time, z, scale = (*chains[:4], chains.scale)
-    steps = time.shape[0]
-    halves = 1 if scale is None else 2
+    steps = chains.steps
+    halves = chains.halves
     of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
     numbers = sum(a.size for a in jax.tree.leaves(of_row))
     every = None

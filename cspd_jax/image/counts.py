@@ -85,6 +85,18 @@ def with_calls(counts: Counts, **made: Calls) -> Counts:
     return counts._replace(calls=counts.calls | made)
 
 
+def backbone_counts(bound: BoundModel, sequences: int) -> Counts:
+    """Counts one backbone call on this many sequences."""
+    made = calls(sequences * bound.halves)
+    return with_calls(no_counts(bound.images), backbone=made)
+
+
+def head_counts(bound: BoundModel, count: int, rows: int) -> Counts:
+    """Counts head calls on this many rows each."""
+    made = calls(rows * bound.halves, count)
+    return with_calls(no_counts(bound.images), head=made)
+
+
 def of_chains(counts: Counts, images: int) -> Counts:
     """Adds up by image the counts of chains [R], which come image by image. Head calls
     are no rounds."""

@@ -8,7 +8,7 @@ So a draft is never dropped; it follows what changes before it.
 
 The first groups of the window that are kept whole, and the one after them, had the
 target's own context and are final. Paths behind them go on beside that one, as new ones
-do (`rounds.window`; only coins differ here).
+do (`criterion.Round.shift`; the blocks differ here, and nothing else).
 
 Nothing that a place does may depend on places behind it, or its law would change with
 them: each token is a block of its own, has noise and coins of its own in every round,
@@ -24,7 +24,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.image.rounds import PathCriterion
+from cspd_jax.image.criterion import PathCriterion
 
 Array = jax.Array
 
@@ -41,7 +41,7 @@ class CoupledCriterion(PathCriterion):
         " are, and has the distribution of the plain sampler"
     )
 
-    def coins(self, keys: Array, tokens: int) -> Array:
+    def block_keys(self, keys: Array, tokens: int) -> Array:
         """Returns a key for each token, [B, tokens]: every token is a block."""
         return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(
             keys, jnp.arange(tokens)

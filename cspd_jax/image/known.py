@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax.check import UserError
 
@@ -33,6 +34,18 @@ class Known:
 
     tokens: Any
     mask: Any
+
+    def first(self, order: Array) -> Array:
+        """Returns an order [B, L] with the positions of the known tokens first;
+        otherwise as it was."""
+        drawn = ~jnp.take_along_axis(self.mask, order, axis=1)
+        known_first = jnp.argsort(drawn, axis=1, stable=True)
+        return jnp.take_along_axis(order, known_first, axis=1)
+
+    def given(self, order: Array, dtype: DTypeLike) -> Given:
+        """Returns what is known in an order [B, L] that begins with it."""
+        tokens = jnp.take_along_axis(jnp.asarray(self.tokens), order[..., None], axis=1)
+        return Given(tokens.astype(dtype), jnp.sum(self.mask, axis=1, dtype=jnp.int32))
 
 
 class Given(NamedTuple):
@@ -70,23 +83,8 @@ def of_every_image(
             " the first tokens of an image can be kept (--keep top-half, for example):"
             " it knows nothing of what comes later"
         )
-    return Known(
-        jnp.where(mask[..., None], jnp.asarray(tokens, jnp.float32), 0),
-        jnp.asarray(mask),
-    )
-
-
-def known_first(order: Array, mask: Array) -> Array:
-    """Returns the order [B, L] with the positions of the mask [B, L] first; otherwise
-    as it was."""
-    drawn = ~jnp.take_along_axis(mask, order, axis=1)
-    return jnp.take_along_axis(order, jnp.argsort(drawn, axis=1, stable=True), axis=1)
-
-
-def in_order(known: Known, order: Array, dtype: Any) -> Given:
-    """Returns what is known in an order [B, L] of `known_first`."""
-    tokens = jnp.take_along_axis(jnp.asarray(known.tokens), order[..., None], axis=1)
-    return Given(tokens.astype(dtype), jnp.sum(known.mask, axis=1, dtype=jnp.int32))
+    kept = jnp.where(mask[..., None], jnp.asarray(tokens, jnp.float32), 0)
+    return dataclasses.replace(known, tokens=kept, mask=jnp.asarray(mask))
 
 
 def put_back(given: Given | None, tokens: Array) -> Array:

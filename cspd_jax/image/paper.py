@@ -30,17 +30,10 @@ from cspd_jax.coupling.acceptance import (
 from cspd_jax.coupling.resample import Resampled, resample
 from cspd_jax.coupling.residual import gaussian_residual, log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian
-from cspd_jax.image.rounds import (
-    Drafted,
-    Drawing,
-    accept,
-    accepted_prefix,
-    drafted_groups,
-    draw_paths,
-    of_round,
-)
-from cspd_jax.image.state import Inputs, Paths, State, exists, positions, put, scales
-from cspd_jax.info import Counts, Exactness, add
+from cspd_jax.image.criterion import Round, accepted_groups
+from cspd_jax.image.paths import Partial, Paths, complete, nothing_drawn
+from cspd_jax.image.state import Drafted, Inputs, State, exists, positions, scales
+from cspd_jax.info import Counts, Exactness
 from cspd_jax.keys import Purpose, at_positions, purpose_keys
 
 Array = jax.Array
@@ -48,7 +41,7 @@ Array = jax.Array
 
 @documented
 @dataclasses.dataclass(frozen=True)
-class PaperCriterion:
+class PaperCriterion(Round):
     """Algorithm 1 as printed. Lossy, but exact with sigma=False and
     inner_temperature=1."""
 
@@ -73,22 +66,132 @@ class PaperCriterion:
     max_resamples: int = option(64, "iterations after which the loop gives up")
 
     name: ClassVar[str] = "paper"
+    completes: ClassVar[bool] = True
 
-    def draft_keys(self, inputs: Inputs, state: State) -> Array:
-        """Returns the images' own keys, which the target's chains have too."""
+    def keys(self, inputs: Inputs, state: State, purpose: Purpose) -> Array:
+        """Returns the images' own keys, which the target's chains and the draft's
+        share."""
         return inputs.keys
 
-    def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
-        """Makes a round but for the drafts: every image that is not finished commits n
-        + 1 groups."""
-        drafted, backbone = drafted_groups(inputs, state, lookahead=1)
-        own, drawn = aligned_chains(self, inputs, drafted)
-        test = judge_last_transitions(self, inputs, state.drafts, drafted, own)
-        after, truncated = replace_rejected(self, inputs, state, drafted, own, test)
-        work = add(backbone, drawn)
-        return after, of_round(
-            inputs, state, work._replace(truncated=work.truncated + truncated)
+    def verify(
+        self, inputs: Inputs, state: State, drafted: Drafted
+    ) -> tuple[Partial, Array, Counts]:
+        """Runs the target's own chains beside the drafts, tests the last transition of
+        each draft, and replaces the rejected tokens of the first group that has any."""
+        own, counts = self.aligned_chains(inputs, drafted)
+        test = self.judge(inputs, state.drafts, drafted, own)
+        x, truncated = self.replace_rejected(inputs, state, drafted, own, test)
+        states = own.states.at[..., 0, :].set(x)
+        nothing_left = jnp.zeros(x.shape[:-1], jnp.int32)
+        partial = Partial(states, own.laws, nothing_left)
+        counts = counts._replace(truncated=counts.truncated + truncated)
+        return partial, test.passed, counts
+
+    def log_acceptance(self, log_ratio: Array) -> Array:
+        """Returns the log probability that a draft passes, from log Sigma p / q."""
+        return log_acceptance_of_ratio(log_ratio)
+
+    def aligned_chains(self, inputs: Inputs, drafted: Drafted) -> tuple[Paths, Counts]:
+        """Draws the target's own chains of all drafted groups and of the one after
+        them: [B, gamma + 1, G].
+
+        Where they are speculated, x_T alone is shared: how many drafts of a window are
+        kept depends on noise of steps that come later, the last one's too, which draft
+        and target must not share.
+        """
+        gamma = inputs.speculation.gamma
+        groups = drafted.groups[:, :1] + jnp.arange(gamma + 1)
+        unaligned = purpose_keys(inputs.keys, Purpose.UNALIGNED)
+        reached = jnp.sum(jnp.any(drafted.to_test, axis=2), axis=1)[:, None]
+        wanted = exists(inputs, groups)
+        wanted &= (jnp.arange(gamma + 1) <= reached)[..., None]
+        keys = inputs.keys if self.align else unaligned
+        target = dataclasses.replace(inputs.target, keys=keys)
+        return complete(
+            target,
+            nothing_drawn(target, wanted),
+            positions(inputs, groups),
+            drafted.z[:, :, 0],
+            scales(inputs, groups),
+            window_keys=unaligned,
         )
+
+    def judge(
+        self, inputs: Inputs, drafts: Paths, drafted: Drafted, own: Paths
+    ) -> LastTransitions:
+        """Tests every draft by Eq. 5."""
+        p = jax.tree.map(lambda a: a[:, : inputs.speculation.gamma], own).laws
+        q = drafts.laws
+        narrower = (q.log_var - p.log_var) if self.sigma else jnp.zeros_like(p.log_var)
+        log_sigma = 0.5 * jnp.sum(narrower[..., 1:, :], axis=(-2, -1))
+        p, q = (jax.tree.map(lambda a: a[..., 0, :], law) for law in (p, q))
+        tokens = drafts.states[..., 0, :]
+        keys = token_keys(inputs, positions(inputs, drafted.groups), Purpose.TEST)
+        u = jax.vmap(jax.vmap(jax.vmap(uniform)))(keys)
+        wider = lambda law: Gaussian(
+            law.mean, law.log_var + 2 * jnp.log(self.inner_temperature)
+        )
+        ratio = log_sigma + log_ratio(wider(p), wider(q), tokens)
+        return LastTransitions(p, q, log_sigma, accepts(u, self.log_acceptance(ratio)))
+
+    def replace_rejected(
+        self,
+        inputs: Inputs,
+        state: State,
+        drafted: Drafted,
+        own: Paths,
+        test: LastTransitions,
+    ) -> tuple[Array, Array]:
+        """Returns the tokens [B, gamma + 1, G, d] that the round may commit: drafts
+        that passed, draws of Eq. 11 where drafts of the first group that has a
+        rejection were rejected, the target's own elsewhere. Counts the draws that were
+        given up, [B]."""
+        gamma = inputs.speculation.gamma
+        lanes = jnp.arange(inputs.images)
+        n = accepted_groups(drafted.to_test, test.passed)
+        at = jnp.minimum(n, gamma - 1)
+        # None where all groups are kept whole: the last of them is looked at then.
+        rejected = (drafted.to_test & ~test.passed)[lanes, at]
+        p, q, log_sigma = jax.tree.map(
+            lambda a: a[lanes, at], (test.p, test.q, test.log_sigma)
+        )
+        here = positions(inputs, state.group[:, None] + n[:, None])
+        keys = token_keys(inputs, here, Purpose.PROPOSAL)[:, 0]
+        found = self.residual(keys, p, q, log_sigma, rejected)
+        kept = (drafted.to_test & test.passed)[..., None]
+        x = own.states[..., 0, :]
+        x = x.at[:, :gamma].set(
+            jnp.where(kept, state.drafts.states[..., 0, :], x[:, :gamma])
+        )
+        drawn = jnp.where(rejected[..., None], found.value, x[lanes, at])
+        truncated = jnp.sum(found.truncated & rejected, axis=1, dtype=jnp.int32)
+        return x.at[lanes, at].set(drawn), truncated
+
+    def residual(
+        self, keys: Array, p: Gaussian, q: Gaussian, log_sigma: Array, needed: Array
+    ) -> Resampled:
+        """Draws [B, G, d] with density ~ (Sigma p - q)_+ / Sigma; without Sigma from an
+        envelope, which has no trouble where p and q are close."""
+        limits: dict[str, Any] = {
+            "proposals": self.proposals,
+            "max_trips": self.max_resamples,
+        }
+
+        def one(key, p, q, log_sigma, needed):
+            if not self.sigma:
+                return gaussian_residual(key, p, q, needed=needed, **limits)
+
+            def propose(key):
+                return p.mean + jnp.exp(0.5 * p.log_var) * jax.random.normal(
+                    key, p.mean.shape, p.mean.dtype
+                )
+
+            def log_accept(x):
+                return log_residual_acceptance(log_sigma + log_ratio(p, q, x))
+
+            return resample(key, propose, log_accept, needed=needed, **limits)
+
+        return jax.vmap(jax.vmap(one))(keys, p, q, log_sigma, needed)
 
     def exactness(self) -> Exactness:
         if self.inner_temperature != 1:
@@ -124,131 +227,6 @@ class LastTransitions(NamedTuple):
     q: Gaussian
     log_sigma: Array
     passed: Array
-
-
-def aligned_chains(
-    criterion: PaperCriterion, inputs: Inputs, drafted: Drafted
-) -> tuple[Paths, Counts]:
-    """Draws the target's own chains of all drafted groups and of the one after them:
-    [B, gamma + 1, G].
-
-    Where they are speculated, x_T alone is shared: how many drafts of a window are kept
-    depends on noise of steps that come later, the last one's too, which draft and
-    target must not share.
-    """
-    gamma = inputs.speculation.gamma
-    group = drafted.groups[:, :1]
-    groups = group + jnp.arange(gamma + 1)
-    unaligned = purpose_keys(inputs.keys, Purpose.UNALIGNED)
-    wanted = exists(inputs, groups)
-    wanted &= (
-        jnp.arange(gamma + 1)
-        <= jnp.sum(jnp.any(drafted.to_test, axis=2), axis=1)[:, None]
-    )[..., None]
-    drawing = Drawing(
-        keys=inputs.keys if criterion.align else unaligned,
-        window_keys=unaligned,
-        positions=positions(inputs, groups),
-        z=drafted.z[:, :, 0],
-        scale=scales(inputs, groups),
-        wanted=wanted,
-    )
-    return draw_paths(inputs, inputs.target, drawing)
-
-
-def judge_last_transitions(
-    criterion: PaperCriterion,
-    inputs: Inputs,
-    drafts: Paths,
-    drafted: Drafted,
-    own: Paths,
-) -> LastTransitions:
-    """Tests every draft by Eq. 5."""
-    p = jax.tree.map(lambda a: a[:, : inputs.speculation.gamma], own).laws
-    q = drafts.laws
-    narrower = (q.log_var - p.log_var) if criterion.sigma else jnp.zeros_like(p.log_var)
-    log_sigma = 0.5 * jnp.sum(narrower[..., 1:, :], axis=(-2, -1))
-    p, q = (jax.tree.map(lambda a: a[..., 0, :], law) for law in (p, q))
-    tokens = drafts.states[..., 0, :]
-    keys = token_keys(inputs, positions(inputs, drafted.groups), Purpose.TEST)
-    u = jax.vmap(jax.vmap(jax.vmap(uniform)))(keys)
-    wider = lambda law: Gaussian(
-        law.mean, law.log_var + 2 * jnp.log(criterion.inner_temperature)
-    )
-    passed = accepts(
-        u, log_acceptance_of_ratio(log_sigma + log_ratio(wider(p), wider(q), tokens))
-    )
-    return LastTransitions(p, q, log_sigma, passed)
-
-
-def replace_rejected(
-    criterion: PaperCriterion,
-    inputs: Inputs,
-    state: State,
-    drafted: Drafted,
-    own: Paths,
-    test: LastTransitions,
-) -> tuple[State, Array]:
-    """Commits the accepted groups and completes the one after them: by Eq. 11 where
-    drafts were rejected, by the target's own chain where there were none. Counts the
-    draws that were given up, [B]."""
-    gamma = inputs.speculation.gamma
-    lanes = jnp.arange(inputs.images)
-    prefix = accepted_prefix(drafted.to_test, test.passed)
-    state = accept(inputs, state, drafted, prefix)
-    group = state.group
-    n = prefix.n
-    at = jnp.minimum(prefix.n, gamma - 1)
-    # None in a group that is kept whole.
-    rejected = prefix.tested[lanes, at] & ~prefix.kept[lanes, at]
-    undrafted = ~jnp.any(rejected, axis=1)
-    here = positions(inputs, group[:, None])
-    p, q, log_sigma = jax.tree.map(
-        lambda a: a[lanes, at], (test.p, test.q, test.log_sigma)
-    )
-    keys = token_keys(inputs, here, Purpose.PROPOSAL)[:, 0]
-    found = _residual(criterion, keys, p, q, log_sigma, rejected)
-    value = jnp.where(undrafted[:, None, None], own.states[lanes, n, :, 0], found.value)
-    missing = exists(inputs, group) & (undrafted[:, None] | rejected)
-    state = state._replace(
-        tokens=put(
-            inputs, state.tokens, group[:, None], value[:, None], missing[:, None]
-        ),
-        group=group + (group < inputs.groups),
-    )
-    return state, jnp.sum(found.truncated & rejected, axis=1, dtype=jnp.int32)
-
-
-def _residual(
-    criterion: PaperCriterion,
-    keys: Array,
-    p: Gaussian,
-    q: Gaussian,
-    log_sigma: Array,
-    needed: Array,
-) -> Resampled:
-    """Draws [B, G, d] with density ~ (Sigma p - q)_+ / Sigma; without Sigma from an
-    envelope, which has no trouble where p and q are close."""
-    options: dict[str, Any] = {
-        "proposals": criterion.proposals,
-        "max_trips": criterion.max_resamples,
-    }
-
-    def one(key, p, q, log_sigma, needed):
-        if not criterion.sigma:
-            return gaussian_residual(key, p, q, needed=needed, **options)
-
-        def propose(key):
-            return p.mean + jnp.exp(0.5 * p.log_var) * jax.random.normal(
-                key, p.mean.shape, p.mean.dtype
-            )
-
-        def log_accept(x):
-            return log_residual_acceptance(log_sigma + log_ratio(p, q, x))
-
-        return resample(key, propose, log_accept, needed=needed, **options)
-
-    return jax.vmap(jax.vmap(one))(keys, p, q, log_sigma, needed)
 
 
 def token_keys(inputs: Inputs, positions: Array, purpose: Purpose) -> Array:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.image.bound import BoundModel, bind, embed_time
-from cspd_jax.image.chain import speculate_chain
+from cspd_jax.image.chain import not_begun, speculate_chain
 from cspd_jax.image.counts import calls, generated, no_counts, of_chains, with_calls
 from cspd_jax.image.known import put_back
 from cspd_jax.image.lossy import Checkerboard
@@ -194,16 +194,13 @@ def draw_tokens(
     if bound.recipe.chain is None:
         x = sample_chain(chains, bound.chain_noise(positions))
         return x.reshape(*shape, -1), step_counts(bound, z)
-    random = bound.chain_randomness(positions)
-    made = speculate_chain(
-        chains,
-        random,
-        bound.recipe.drafter,
-        bound.recipe.chain,
-        active=used.reshape(-1),
-    )
-    counts = with_calls(of_chains(made.counts, shape[0]), backbone=calls(len(z)))
-    return made.x.reshape(*shape, -1), counts
+    drafter = bound.recipe.drafter
+    left = jnp.where(used.reshape(-1), bound.steps, 0)
+    begun = not_begun(drafter, bound.chain_ends(positions), left)
+    keys = bound.window_keys(positions)
+    x, made = speculate_chain(chains, keys, begun, drafter, bound.recipe.chain)
+    counts = with_calls(of_chains(made, shape[0]), backbone=calls(len(z)))
+    return x.reshape(*shape, -1), counts
 
 
 def step_counts(bound: BoundModel, z: Array) -> Counts:

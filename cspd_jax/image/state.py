@@ -14,30 +14,67 @@ from typing import ClassVar, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.counts import no_counts
 from cspd_jax.image.known import put_back
+from cspd_jax.image.paths import Partial, Paths, nothing_drawn
 from cspd_jax.image.recipe import Recipe
 from cspd_jax.info import Counts, Exactness
-from cspd_jax.keys import Purpose, purpose_keys
+from cspd_jax.keys import Purpose
 
 Array = jax.Array
 
 
 class Criterion(Protocol):
-    """How drafted tokens are tested, and what replaces them. Frozen and hashable."""
+    """How drafted tokens are tested, and what replaces them: the parts of a round
+    (`rounds.run_round`). Frozen and hashable.
 
-    name: ClassVar[str]  # as reports say it
+    name: as reports say it.
+    completes: whether `verify` itself completes the group in which the kept drafts
+        end, so that no path is left half drawn.
+    """
 
-    def draft_keys(self, inputs: Inputs, state: State) -> Array:
-        """Returns the keys [B] of the noise that a draft model draws with."""
+    name: ClassVar[str]
+    completes: ClassVar[bool]
+
+    def keys(self, inputs: Inputs, state: State, purpose: Purpose) -> Array:
+        """Returns the keys [B] of what a round draws for a purpose."""
         ...
 
-    def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
-        """Tests drafts and completes the group where those that are kept end: every
-        round ends further on. A target that drafts for itself draws the next ones too.
-        """
+    def read(self, inputs: Inputs, state: State) -> tuple[Drafted, Counts]:
+        """Reads the target's contexts before each drafted group and after the last."""
+        ...
+
+    def verify(
+        self, inputs: Inputs, state: State, drafted: Drafted
+    ) -> tuple[Partial, Array, Counts]:
+        """Tests the drafts. Returns what is left of their paths [B, N, G], and which
+        drafts stay [B, gamma, G]."""
+        ...
+
+    def shift(
+        self,
+        inputs: Inputs,
+        state: State,
+        drafted: Drafted,
+        partial: Partial,
+        stayed: Array,
+    ) -> tuple[State, Partial, Array]:
+        """Commits the first groups that stay as a whole, and moves on to the group
+        after them. Returns the paths from there on [B, ahead + 1, G], of which nothing
+        is left where nothing is wanted, and their contexts."""
+        ...
+
+    def complete(
+        self,
+        inputs: Inputs,
+        bound: BoundModel,
+        groups: Array,
+        partial: Partial,
+        z: Array,
+    ) -> tuple[Paths, Counts]:
+        """Draws what is left of the paths of groups [B, N] in contexts z [B, N, G, H,
+        D]."""
         ...
 
     def exactness(self) -> Exactness:
@@ -95,6 +132,12 @@ class Inputs:
         return self.target.keys
 
     @property
+    def ahead(self) -> int:
+        """Groups that the target drafts itself in a round, beside the one that it
+        completes."""
+        return self.speculation.gamma if self.draft is None else 0
+
+    @property
     def images(self) -> int:
         return self.target.images
 
@@ -124,17 +167,6 @@ class Inputs:
         return max(group.size for group in self.recipe.groups)
 
 
-class Paths(NamedTuple):
-    """Tokens with their denoising paths, and what drew them.
-
-    states: [..., T + 1, d] entry 0 is the token, entry T is noise.
-    laws: [..., T, d] the Gaussian that entry i of the states was drawn from.
-    """
-
-    states: Array
-    laws: Gaussian
-
-
 class State(NamedTuple):
     """What a round starts from.
 
@@ -154,6 +186,21 @@ class State(NamedTuple):
     counts: Counts
 
 
+class Drafted(NamedTuple):
+    """What is verified in a round.
+
+    groups: [B, gamma]
+    to_test: [B, gamma, G] where there is a draft to be tested.
+    z: [B, gamma + 1, ahead + 1, G, H, D] contexts: [b, j, k] shows the first j drafted
+        groups, and is of the tokens of the group k further on; k = 0 is the one that
+        comes right after what is shown.
+    """
+
+    groups: Array
+    to_test: Array
+    z: Array
+
+
 def nothing_made(inputs: Inputs) -> State:
     """Returns the state in which nothing is made but what is known, and nothing
     drafted."""
@@ -170,13 +217,11 @@ def nothing_made(inputs: Inputs) -> State:
     if given is not None:  # the first group that lacks a token
         ends = inputs.start[: inputs.groups] + inputs.size[: inputs.groups]
         group = jnp.searchsorted(ends, given.number, side="right").astype(jnp.int32)
-    path = (images, gamma, width, inputs.steps, dim)
-    states = jnp.zeros((*path[:3], inputs.steps + 1, dim), dtype)
-    laws = Gaussian(jnp.zeros(path, dtype), jnp.zeros(path, dtype))
+    nothing = nothing_drawn(inputs.target, jnp.zeros((images, gamma, width), bool))
     return State(
         tokens=put_back(given, tokens),
         group=group,
-        drafts=Paths(states, laws),
+        drafts=Paths(nothing.states, nothing.laws),
         num_drafts=number,
         marks=jnp.zeros((images, padded), jnp.int8),
         counts=no_counts(images),
@@ -278,12 +323,6 @@ def put(
     return tokens.at[jnp.arange(images)[:, None], index.reshape(images, -1)].set(
         values, mode="drop"
     )
-
-
-def round_keys(inputs: Inputs, group: Array, purpose: Purpose) -> Array:
-    """Returns keys [B] of a round, for images that were at `group` [B] when it began:
-    every round ends further on."""
-    return jax.vmap(jax.random.fold_in)(purpose_keys(inputs.keys, purpose), group)
 
 
 def with_drafts(inputs: Inputs, state: State, count: Array | None = None) -> Array:

@@ -19,7 +19,7 @@ _OF_CLASS = {
     "image.methods.DraftSpeculation": "cspd",
     "image.methods.Released": "cspd",
     "image.methods.SelfSpeculation": "block",
-    "image.rounds.PathCriterion": "block",
+    "image.criterion.PathCriterion": "block",
     "masked.options.SelfSpeculation": "ssd",
     "networks.config.MARConfig": "mar",
     "networks.config.SphereConfig": "sphere",

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from laws import FALSE_ALARM, normals_p_value, share_p_value
 
-from cspd_jax.coupling import block
-from cspd_jax.coupling.acceptance import unit_interval
-from cspd_jax.coupling.block import verify_gaussian_block
+from cspd_jax.coupling.block import Trials, verify_gaussian_block
 from cspd_jax.coupling.residual import log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian
 
@@ -40,7 +38,7 @@ def step(law, x, noise):
     return law(x).mean + jnp.exp(0.5 * law(x).log_var) * noise
 
 
-def sampled(count=M):
+def sampled(count=M, trials=None):
     """LANES paths [LANES, M + 1, D], of which the first `count` states were drafted,
     finished by p; how many drafts each kept; min(1, p / q) of every prefix as a block,
     and one by one [LANES, count]."""
@@ -55,7 +53,7 @@ def sampled(count=M):
         p = p_of(drafted[:-1])
         q = q_of(drafted[:-1])
         verified = verify_gaussian_block(
-            for_block, p, q, drafted[1:], jnp.arange(M) < count
+            for_block, p, q, drafted[1:], jnp.arange(M) < count, trials=trials
         )
         kept = jnp.minimum(verified.kept, count)
         x = drafted
@@ -82,19 +80,17 @@ def sampled(count=M):
     )
 
 
-def law_of_paths():
+def law_of_paths(trials=None):
     """Returns the p-value of the paths' law under p, whose steps are independent
     normals; and the limit at which it refutes them."""
-    states = sampled()[0].astype(np.float64)
+    states = sampled(trials=trials)[0].astype(np.float64)
     noise = (states[:, 1:] - 0.8 * states[:, :-1] - 0.3) / np.sqrt(P_VAR)
     return normals_p_value(noise), FALSE_ALARM
 
 
-def toss(p, q, drafts, seed, together=None):
+def toss(p, q, drafts, seed, trials=None):
     """How many are kept of the same three drafts [3, 1], LANES times."""
-    verify = lambda key: (
-        verify_gaussian_block(key, p, q, drafts, together=together).kept
-    )
+    verify = lambda key: verify_gaussian_block(key, p, q, drafts, trials=trials).kept
     return np.asarray(
         jax.jit(jax.vmap(verify))(jax.random.split(jax.random.key(seed), LANES))
     )
@@ -111,18 +107,18 @@ def least(kept, shares):
     )
 
 
-def law_of_fair_coins(together=None):
+def law_of_fair_coins(trials=None):
     """pi is 1/2 after each of three drafts, and p and q of the last two are far apart:
     each coin is fair."""
     p, q = (
         Gaussian(jnp.array(mean)[:, None], jnp.zeros((3, 1)))
         for mean in ([0.0] * 3, [HALF, 50.0, 50.0])
     )
-    kept = toss(p, q, jnp.array([[HALF], [25.0], [25.0]]), 6, together)
+    kept = toss(p, q, jnp.array([[HALF], [25.0], [25.0]]), 6, trials)
     return least(kept, (0.125, 0.125, 0.25, 0.5)), FALSE_ALARM / 4
 
 
-def law_of_trials(together=None):
+def law_of_trials(trials=None):
     """pi is 1/2 after each of three drafts. The coins after one and two of them have
     the same p and q, whose proposals are taken now and then, and fall independently."""
     mean = 1.5
@@ -137,7 +133,7 @@ def law_of_trials(together=None):
         jnp.array([[HALF], [mean], [mean]]),
         jnp.log(jnp.array([[1.0], [variance], [variance]])),
     )
-    kept = toss(p, q, jnp.array([[HALF], [equal], [equal]]), 8, together)
+    kept = toss(p, q, jnp.array([[HALF], [equal], [equal]]), 8, trials)
     x = np.linspace(-12, 12, 200_001)
     mass = np.sum(np.maximum(density(x, 0, 1) / 2 - density(x, mean, variance), 0)) * (
         x[1] - x[0]
@@ -149,7 +145,7 @@ def law_of_trials(together=None):
 
 
 # What a trip tries on an accelerator; on a CPU it is one.
-MANY_COINS = block.Together(3, 8)
+MANY_COINS = Trials(3, 8)
 LAWS = {
     "paths": law_of_paths,
     "coins": law_of_fair_coins,
@@ -165,63 +161,58 @@ def test_the_law(law):
     assert p > limit
 
 
-def of_ratios(wrong):
-    """pi of the prefixes, made from the ratios in another way."""
-    return lambda patch: patch.setattr(
-        block, "prefix_log_pi", lambda r: jnp.append(0.0, wrong(r))
-    )
+class Unlimited(Trials):
+    def log_pi(self, log_ratios):
+        return jnp.append(0.0, jnp.cumsum(log_ratios))
 
 
-def single_residual(patch):
-    right = block._trials
-    patch.setattr(block, "_trials", lambda *a: right(*a[:-1], jnp.zeros_like(a[-1])))
+class LimitedAtItsEnd(Trials):
+    def log_pi(self, log_ratios):
+        return jnp.append(0.0, jnp.minimum(0, jnp.cumsum(log_ratios)))
 
 
-def heads_as_if_pi_were_one(patch):
-    right = block._gives_up
-    patch.setattr(
-        block, "_gives_up", lambda u, weight, log_pi: right(u, weight, 0 * log_pi)
-    )
+class BegunAnew(Trials):
+    def log_pi(self, log_ratios):
+        return jnp.append(0.0, jnp.minimum(0, log_ratios))
 
 
-def one_number_for_all_coins(patch):
-    def first(bits, dtype):
-        u = unit_interval(bits, dtype)
-        return jnp.broadcast_to(u[0], u.shape) if u.ndim else u
-
-    patch.setattr(block, "unit_interval", first)
+class SingleResidual(Trials):
+    def of_a_coin(self, *given):
+        return super().of_a_coin(*given[:-1], jnp.zeros_like(given[-1]))
 
 
-def one_trial_for_all_coins(patch):
-    right = block._bits
-    patch.setattr(
-        block, "_bits", lambda key, dim, coin, trial: right(key, dim, 0 * coin, trial)
-    )
+class HeadsAsIfPiWereOne(Trials):
+    def gives_up(self, u, weight, log_pi):
+        return super().gives_up(u, weight, 0 * log_pi)
+
+
+class OneNumberForAllCoins(Trials):
+    def uniforms(self, *given):
+        u = super().uniforms(*given)
+        return jnp.broadcast_to(u[0], u.shape)
+
+
+class OneTrialForAllCoins(Trials):
+    def bits(self, key, dim, coin, trial):
+        return super().bits(key, dim, 0 * coin, trial)
 
 
 # What is wrong, and by which of the laws it is refuted.
 WRONG = {
-    "pi is not limited": (of_ratios(jnp.cumsum), "paths"),
-    "pi is limited at its end alone": (
-        of_ratios(lambda r: jnp.minimum(0, jnp.cumsum(r))),
-        "paths",
-    ),
-    "pi begins anew with each transition": (
-        of_ratios(lambda r: jnp.minimum(0, r)),
-        "paths",
-    ),
-    "the residual of the single transition": (single_residual, "paths"),
-    "a proposal weighs as if pi were 1": (heads_as_if_pi_were_one, "coins"),
-    "one number for all coins": (one_number_for_all_coins, "coins"),
-    "the trials of all coins are the same": (one_trial_for_all_coins, "trials"),
+    "pi is not limited": (Unlimited, "paths"),
+    "pi is limited at its end alone": (LimitedAtItsEnd, "paths"),
+    "pi begins anew with each transition": (BegunAnew, "paths"),
+    "the residual of the single transition": (SingleResidual, "paths"),
+    "a proposal weighs as if pi were 1": (HeadsAsIfPiWereOne, "coins"),
+    "one number for all coins": (OneNumberForAllCoins, "coins"),
+    "the trials of all coins are the same": (OneTrialForAllCoins, "trials"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_almost_right_blocks_are_refuted(name, monkeypatch):
+def test_almost_right_blocks_are_refuted(name):
     wrong, law = WRONG[name]
-    wrong(monkeypatch)
-    p, limit = LAWS[law]()
+    p, limit = LAWS[law](wrong(1, 4))
     assert p <= limit
 
 
@@ -235,7 +226,7 @@ def test_how_many_drafts_are_kept(count):
     assert kept.mean() / count > alone.mean() + 0.005
 
 
-verify = jax.jit(verify_gaussian_block, static_argnames="max_trials")
+verify = jax.jit(verify_gaussian_block, static_argnames="trials")
 
 
 def test_what_is_not_there_counts_as_kept():
@@ -245,7 +236,7 @@ def test_what_is_not_there_counts_as_kept():
     drafts = jnp.zeros((4, 1))
     there = jnp.array([True, False, True, False])
     verified = verify(jax.random.key(0), far, near, drafts, there)
-    assert int(verified.kept) == 4 and int(verified.trips) == 0
+    assert int(verified.kept) == 4
     verified = verify(jax.random.key(0), far, near, drafts, there.at[1].set(True))
     assert int(verified.kept) == 1 and abs(verified.value - 50) < 6
     q = near._replace(mean=near.mean.at[0].set(HALF))
@@ -261,9 +252,7 @@ def test_a_block_that_cannot_be_decided_says_so():
     """A number that is not finite: no coin ever falls."""
     p = Gaussian(jnp.zeros((1, D)), jnp.zeros((1, D)))
     q = Gaussian(jnp.full((1, D), jnp.nan), jnp.zeros((1, D)))
-    verified = verify(jax.random.key(0), p, q, jnp.zeros((1, D)), max_trials=3)
-    assert (
-        bool(verified.truncated)
-        and int(verified.kept) == 0
-        and int(verified.trips) == 1
+    verified = verify(
+        jax.random.key(0), p, q, jnp.zeros((1, D)), trials=Trials(1, 3, most=3)
     )
+    assert bool(verified.truncated) and int(verified.kept) == 0

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gaussian_head import GaussianData, GaussianFlow, p_value
 from laws import FALSE_ALARM
-from test_block import single_residual
+from test_block import SingleResidual
 
-from cspd_jax.coupling import block
+from cspd_jax.coupling.block import verify_gaussian_block
 from cspd_jax.diffusion.chain import (
     Chains,
     path_laws,
@@ -20,9 +20,8 @@ from cspd_jax.diffusion.chain import (
     sample_path,
 )
 from cspd_jax.diffusion.gaussian import coefficients, predicted_x0
-from cspd_jax.image import chain
 from cspd_jax.image.calibration import fit
-from cspd_jax.image.chain import ChainRandomness, ChainSpeculation
+from cspd_jax.image.chain import ChainSpeculation, not_begun, speculate_path
 from cspd_jax.image.chain_drafters import NoiseCorrected, at_steps, frozen
 
 HEADS = {
@@ -46,12 +45,6 @@ def chains_of(spec, rows, **options):
 
 def normals(*shape):
     return jax.random.normal(jax.random.key(3), shape)
-
-
-def randomness(rows):
-    return ChainRandomness(
-        normals(rows, DIM), jax.random.split(jax.random.key(2), rows)
-    )
 
 
 @pytest.mark.parametrize("spec", ["ddim100", "ddim25"])
@@ -105,18 +98,23 @@ class Misreported(BiasedWindow):
         return after, q._replace(log_var=q.log_var - 0.1)
 
 
-def speculated(spec, kind, window, rows, options, random=None, drafter=None, **how):
-    """Compiles anew, as one must whose parts are replaced. kind: a class of
-    drafters."""
-    drafter = drafter or kind(*frozen(len(HEADS[spec].schedule.timestep_map), DIM))
+def speculated(spec, kind, how, rows, options, x=None, drafter=None, active=True):
+    """Paths of chains and their counts. kind: a class of drafters. how: a
+    `ChainSpeculation`, or its window. active: rows that are wanted."""
+    steps = len(HEADS[spec].schedule.timestep_map)
+    drafter = drafter or kind(*frozen(steps, DIM))
+    how = ChainSpeculation(how) if isinstance(how, int) else how
+    left = jnp.where(jnp.broadcast_to(active, rows), steps, 0)
 
-    def run(random):
-        speculation = ChainSpeculation(window)
-        return chain.speculate_chain(
-            chains_of(spec, rows, **options), random, drafter, speculation, **how
+    @jax.jit
+    def run(x, keys):
+        begun = not_begun(drafter, x, left)
+        return speculate_path(
+            chains_of(spec, rows, **options), keys, begun, drafter, how
         )
 
-    return jax.jit(run)(random or randomness(rows))
+    keys = jax.random.split(jax.random.key(2), rows)
+    return run(normals(rows, DIM) if x is None else x, keys)
 
 
 LAWS = {
@@ -139,82 +137,65 @@ LAWS = {
 def test_the_law_speculated(name):
     """False alarm 1e-4."""
     spec, *_, options = LAWS[name]
-    found = speculated(*LAWS[name])
-    assert p_value(found.x, HEADS[spec], **options) > FALSE_ALARM
-    assert found.counts.rounds.mean() < 0.7 * len(HEADS[spec].schedule.timestep_map)
-    assert not found.counts.truncated.any()
-
-
-VERIFY = block.verify_gaussian_block
-DRAFT_STEPS = chain.draft_steps
-VERIFY_STEPS = chain.verify_steps
+    path, counts = speculated(*LAWS[name])
+    assert p_value(path.x, HEADS[spec], **options) > FALSE_ALARM
+    assert counts.rounds.mean() < 0.7 * len(HEADS[spec].schedule.timestep_map)
+    assert not counts.truncated.any()
 
 
 def verified(change):
-    return lambda patch: patch.setattr(chain, "verify_gaussian_block", change)
+    """A block verified by `change` of the right verification and its arguments."""
+    return ChainSpeculation(8, verify=lambda *a: change(verify_gaussian_block, *a))
 
 
-def fresh_draw(key, p, q, drafts, valid):
-    found = VERIFY(key, p, q, drafts, valid)
+def fresh_draw(right, key, p, q, drafts, valid):
+    found = right(key, p, q, drafts, valid)
     at = jnp.minimum(found.kept, len(drafts) - 1)
     noise = jax.random.normal(jax.random.fold_in(key, 7), p.mean[at].shape)
     return found._replace(value=p.mean[at] + jnp.exp(0.5 * p.log_var[at]) * noise)
 
 
-def the_same_numbers(patch):
-    draft = lambda inputs, state, keys, length: DRAFT_STEPS(
-        inputs, state, inputs.keys, length
-    )
-    patch.setattr(chain, "draft_steps", draft)
-    patch.setattr(
-        chain,
-        "verify_steps",
-        lambda inputs, draft, keys: VERIFY_STEPS(inputs, draft, inputs.keys),
-    )
+def single_residual(right, *given):
+    return right(*given, trials=SingleResidual(1, 4))
 
 
-def untempered(patch):
-    cold = lambda inputs: inputs._replace(log_scale=jnp.zeros_like(inputs.log_scale))
-    patch.setattr(
-        chain,
-        "verify_steps",
-        lambda inputs, *others: VERIFY_STEPS(cold(inputs), *others),
-    )
+def untempered(right, key, p, *given):
+    return right(key, p._replace(log_var=p.log_var - 2 * jnp.log(0.8)), *given)
 
 
-def misreported(name):
-    return lambda patch: patch.setitem(
-        LAWS, name, (LAWS[name][0], Misreported, *LAWS[name][2:])
-    )
+def nearer(right, key, p, q, *given):
+    return right(key, p, q._replace(mean=0.5 * (p.mean + q.mean)), *given)
 
 
-# What is wrong, and by which of the laws it is refuted.
+class TheSameNumbers(ChainSpeculation):
+    def call_keys(self, keys, left):
+        return keys
+
+
+def in_place_of(name, at, value):
+    """The arguments of a law, with another value in one place."""
+    return *LAWS[name][:at], value, *LAWS[name][at + 1 :]
+
+
+def drafted(how):
+    """The law "by steps", drafted and verified in another way."""
+    return in_place_of("by steps", 2, how)
+
+
 WRONG = {
-    "a fresh draw from the target": (verified(fresh_draw), "by steps"),
-    "the residual of the single transition": (single_residual, "by steps"),
-    "p and q swapped": (
-        verified(lambda key, p, q, *a: VERIFY(key, q, p, *a)),
-        "by steps",
+    "a fresh draw from the target": drafted(verified(fresh_draw)),
+    "the residual of the single transition": drafted(verified(single_residual)),
+    "p and q swapped": drafted(
+        verified(lambda right, key, p, q, *a: right(key, q, p, *a))
     ),
-    "everything kept": (
-        verified(lambda key, p, q, *a: VERIFY(key, q, q, *a)),
-        "by steps",
+    "everything kept": drafted(
+        verified(lambda right, key, p, q, *a: right(key, q, q, *a))
     ),
-    "noise and coins of every call the same": (the_same_numbers, "by steps"),
-    "q nearer to p than what was drawn from": (
-        verified(
-            lambda key, p, q, *a: VERIFY(
-                key, p, q._replace(mean=0.5 * (p.mean + q.mean)), *a
-            )
-        ),
-        "by steps",
-    ),
-    "p without the temperature": (untempered, "by steps"),
-    "another q than was drawn from": (misreported("at once"), "at once"),
-    "another q than was drawn from, flow": (
-        misreported("flow, at once"),
-        "flow, at once",
-    ),
+    "noise and coins of every call the same": drafted(TheSameNumbers(8)),
+    "q nearer to p than what was drawn from": drafted(verified(nearer)),
+    "p without the temperature": drafted(verified(untempered)),
+    "another q than was drawn from": in_place_of("at once", 1, Misreported),
+    "another q than was drawn from, flow": in_place_of("flow, at once", 1, Misreported),
 }
 
 
@@ -222,11 +203,10 @@ WRONG = {
     "the residual of the single transition", "noise and coins of every call the same"
 )
 @pytest.mark.parametrize("name", WRONG)
-def test_negative_controls(name, monkeypatch):
-    wrong, law = WRONG[name]
-    wrong(monkeypatch)
-    spec, *_, options = LAWS[law]
-    assert p_value(speculated(*LAWS[law]).x, HEADS[spec], **options) < FALSE_ALARM
+def test_negative_controls(name):
+    spec, *_, options = WRONG[name]
+    path, _ = speculated(*WRONG[name])
+    assert p_value(path.x, HEADS[spec], **options) < FALSE_ALARM
 
 
 @pytest.mark.slow
@@ -236,7 +216,6 @@ def test_a_path_and_its_density(options):
     comes out with a speculated path is that of this path."""
     final = options["final_noise"]
     chains = chains_of("ddim100", 64, **options)
-    random = randomness(64)
     a, b, variance = (
         np.reshape(one, (-1, 1, 1)) for one in HEAD.transitions(**options)
     )
@@ -252,14 +231,15 @@ def test_a_path_and_its_density(options):
     chex.assert_trees_all_close(path_log_density(chains, path), density, rtol=2e-4)
     chex.assert_trees_all_close(plain.log_density(final), density, rtol=1e-4)
 
-    found = speculated("ddim100", BiasedSteps, 8, 64, options, random, trajectory=True)
-    chex.assert_trees_all_equal(found.path.states[0], found.x)
-    path = jnp.concatenate([found.path.states, random.x[None]])
+    x_T = normals(64, DIM)
+    found, _ = speculated("ddim100", BiasedSteps, 8, 64, options, x_T)
+    chex.assert_trees_all_equal(found.states[0], found.x)
+    path = jnp.concatenate([found.states, x_T[None]])
     chex.assert_trees_all_close(
-        found.path.laws, path_laws(chains, path), rtol=1e-5, atol=1e-5
+        found.laws, path_laws(chains, path), rtol=1e-5, atol=1e-5
     )
     chex.assert_trees_all_close(
-        found.path.log_density(final), path_log_density(chains, path), rtol=1e-5
+        found.log_density(final), path_log_density(chains, path), rtol=1e-5
     )
     if not final:
         chex.assert_trees_all_close(
@@ -272,7 +252,7 @@ def test_counts(final_noise):
     """And rows that are not active cost nothing."""
     active = jnp.arange(64) < 48
     options = {"final_noise": final_noise}
-    counts = speculated("ddim100", BiasedSteps, 8, 64, options, active=active).counts
+    _, counts = speculated("ddim100", BiasedSteps, 8, 64, options, active=active)
     chex.assert_trees_all_equal(
         counts.tested, np.where(active, STEPS - (not final_noise), 0)
     )
@@ -287,37 +267,27 @@ def test_counts(final_noise):
 
 
 @pytest.mark.slow
-def test_finished_rows_that_are_left_out_change_nothing(monkeypatch):
+def test_finished_rows_that_are_left_out_change_nothing():
     def run(large):
-        monkeypatch.setattr(chain, "_LARGE", large)
-        found = speculated(
-            "ddim100",
-            BiasedSteps,
-            8,
-            64,
-            NOISY,
-            active=jnp.arange(64) % 3 > 0,
-            trajectory=True,
-        )
-        head = found.counts.calls["head"]
-        counts = found.counts._replace(calls={})
-        return found.x, found.path, head.sequential, counts, head.rows
+        how = ChainSpeculation(8, large)
+        active = jnp.arange(64) % 3 > 0
+        path, counts = speculated("ddim100", BiasedSteps, how, 64, NOISY, active=active)
+        head = counts.calls["head"]
+        return path, head.sequential, counts._replace(calls={}), head.rows
 
     *packed, rows = run(100)
     *whole, all_rows = run(10**6)
     chex.assert_trees_all_close(packed, whole, rtol=1e-5, atol=1e-5)
-    assert all_rows == whole[2] * 8 * 64 > 1.1 * rows
+    assert all_rows == whole[1] * 8 * 64 > 1.1 * rows
 
 
 @pytest.mark.slow
 def test_what_is_no_number_is_reported_and_stops_nobody():
-    random = randomness(8)
     bad = np.arange(8) == 2
-    random = random._replace(x=random.x.at[2].set(jnp.nan))
-    found = speculated("ddim100", NoiseCorrected, 16, 8, {}, random)
-    assert np.all((found.counts.truncated > 0) == bad) and np.all(
-        np.isfinite(found.x).all(1) == ~bad
-    )
+    x_T = normals(8, DIM).at[2].set(jnp.nan)
+    path, counts = speculated("ddim100", NoiseCorrected, 16, 8, {}, x_T)
+    assert np.all((counts.truncated > 0) == bad)
+    assert np.all(np.isfinite(path.x).all(1) == ~bad)
 
 
 @pytest.mark.slow
@@ -340,7 +310,7 @@ def test_gains_of_a_linear_head_are_its_slope():
     total = drafter.gain + drafter.gain_f * (v[:, 0, 0] + 1) / 2
     chex.assert_trees_all_close(total[1:], slope, atol=0.02)
     chex.assert_trees_all_close(drafter.v, v[:, 0], atol=1e-4)
-    counts = speculated("ddim100", None, 16, 32, NOISY, drafter=drafter).counts
+    _, counts = speculated("ddim100", None, 16, 32, NOISY, drafter=drafter)
     assert (
         counts.calls["head"].sequential <= 9
         and counts.accepted.sum() > 0.98 * counts.tested.sum()

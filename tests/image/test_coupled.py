@@ -1,7 +1,6 @@
 """Coupled drafts: the law of all tokens by enumeration where it is finite, and against
 closed forms."""
 
-import dataclasses
 import itertools
 
 import jax
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 from laws import FALSE_ALARM
 from linear_tokens import LinearTokens
-from samplers import IMAGE, itself
-from test_token_speculation import law_of, reused
+from test_token_speculation import by, law_of, reused
 
-from cspd_jax.image import rounds
+from cspd_jax.image.coupled import CoupledCriterion
 from cspd_jax.keys import Purpose
 
 # Enumeration. Three binary tokens: what a round may do, with its probability, and all
@@ -173,45 +171,38 @@ def test_wrong_by_enumeration(wrong):
 # with that of all ways.
 
 
-def the_old_law(monkeypatch):
+class TheOldLaw(CoupledCriterion):
     """What is kept of a path keeps its old law too."""
-    right = rounds.verify_paths
 
-    def verify_paths(inputs, state, drafted, coins):
-        kept, work = right(inputs, state, drafted, coins)
-        old = kept.whole[..., None] | (jnp.arange(inputs.steps) > kept.left[..., None])
+    def verify(self, inputs, state, drafted):
+        partial, stayed, counts = super().verify(inputs, state, drafted)
+        old = jnp.arange(inputs.steps) > partial.left[..., None]
+        old |= stayed[..., None]
         laws = jax.tree.map(
             lambda p, q: jnp.where(old[..., None], q, p),
-            kept.paths.laws,
+            partial.laws,
             state.drafts.laws,
         )
-        return kept._replace(paths=kept.paths._replace(laws=laws)), work
-
-    monkeypatch.setattr(rounds, "verify_paths", verify_paths)
-
-
-def coupled(gamma, **options):
-    return dataclasses.replace(
-        IMAGE["self"], method=itself(gamma, coupled=True), **options
-    )
+        return partial._replace(laws=laws), stayed, counts
 
 
 # Each with the setting in which it shows most.
 WRONG = {
-    "noise used again": (reused(Purpose.PASS), coupled(3, options={"cfg": 1.5})),
-    "coins used again": (reused(Purpose.TEST), IMAGE["self, coupled, few steps"]),
-    "the old law of what was kept": (
-        the_old_law,
-        coupled(6, network=LinearTokens(spec="ddim5")),
+    "noise used again": by(
+        reused(Purpose.PASS, CoupledCriterion), "self", options={"cfg": 1.5}
+    ),
+    "coins used again": by(
+        reused(Purpose.TEST, CoupledCriterion), "self, coupled, few steps", gamma=2
+    ),
+    "the old law of what was kept": by(
+        TheOldLaw(), "self", gamma=6, network=LinearTokens(spec="ddim5")
     ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
-def test_negative_controls(name, monkeypatch):
+def test_negative_controls(name):
     """A block across tokens, and a budget that looks behind, change too little here:
     see the enumeration."""
-    wrong, way = WRONG[name]
-    wrong(monkeypatch)
-    assert law_of(way, variant=name)[0] <= FALSE_ALARM
+    assert law_of(WRONG[name])[0] <= FALSE_ALARM

@@ -2,6 +2,7 @@
 closed form; and the mistakes that this law refutes."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -12,17 +13,18 @@ from batches import batch_of
 from laws import FALSE_ALARM, normals_p_value
 from linear_tokens import LinearTokens, noise_of
 from samplers import IMAGE, TARGET, each
-from test_block import single_residual
+from test_block import SingleResidual
 
 from cspd_jax import image
-from cspd_jax.coupling import block
-from cspd_jax.image import paper, rounds
-from cspd_jax.image.methods import DraftSpeculation
+from cspd_jax.coupling.block import Trials, verify_gaussian_block
+from cspd_jax.image import rounds
+from cspd_jax.image.criterion import PathCriterion
+from cspd_jax.image.methods import DraftSpeculation, SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.image.paths import laws
 from cspd_jax.image.recipe import Draft
-from cspd_jax.image.rounds import drafted_groups, laws
-from cspd_jax.image.state import Speculation, scales
+from cspd_jax.image.state import Criterion, Speculation, scales
 from cspd_jax.keys import Purpose, row_keys
 from cspd_jax.models import ImageModel
 
@@ -34,12 +36,11 @@ LOSSY = {
 }
 
 
-def law_of(way, known=None, **variant):
-    """Returns the p-value of the images' joint law, given what is known, and what the
-    sampler told."""
-    network = dataclasses.replace(way.network, **variant)
+def law_of(way, known=None):
+    """Returns the p-value of the images' joint law, given what is known, and the
+    sampler's report."""
     noise, info = noise_of(
-        way.asked(), network, way.settled(way.images, known=known), way.images
+        way.asked(), way.network, way.settled(way.images, known=known), way.images
     )
     return normals_p_value(noise), info
 
@@ -70,141 +71,141 @@ def test_a_draft_like_the_target_is_always_accepted():
     assert np.all(marks >= 0) and np.any(marks > 0)
 
 
-VERIFY = block.verify_gaussian_block
+@dataclasses.dataclass(frozen=True)
+class ByAnother(SelfSpeculation):
+    """Self-speculation by another criterion."""
+
+    how: Criterion = PathCriterion()
+    criterion = property(lambda self: self.how)
+
+
+def by(criterion, row="self, guided", gamma=3, **more):
+    """A row of the table by another criterion."""
+    method = lambda draft: ByAnother(gamma, how=criterion)
+    return dataclasses.replace(IMAGE[row], method=method, **more)
 
 
 def verified(change):
-    """`verify_gaussian_block` with other arguments p, q, or another result."""
-
-    def patch(monkeypatch):
-        monkeypatch.setattr(rounds, "verify_gaussian_block", change)
-
-    return patch
+    """Blocks verified by `change` of the right verification and its arguments."""
+    return PathCriterion(lambda *a: change(verify_gaussian_block, *a))
 
 
-def one_more(key, p, q, drafts, valid):
-    found = VERIFY(key, p, q, drafts, valid)
+def one_more(right, key, p, q, drafts, valid):
+    found = right(key, p, q, drafts, valid)
     last = len(drafts) - 1
-    return found._replace(
-        value=jnp.where(
-            found.kept <= last, drafts[jnp.minimum(found.kept, last)], found.value
-        )
+    value = jnp.where(
+        found.kept <= last, drafts[jnp.minimum(found.kept, last)], found.value
     )
+    return found._replace(value=value)
 
 
-def begun_anew(key, p, q, drafts, valid, steps=10):
-    """pi is 1 again at each token, but the residual is that of one block."""
-    log_pi = block.prefix_log_pi
+class BegunAnew(Trials):
+    """pi is 1 again at each token of ten steps, but the residual is of one block."""
 
-    def by_token(ratios):
-        of_tokens = jax.vmap(log_pi)(ratios.reshape(-1, steps))
+    def log_pi(self, log_ratios):
+        of_tokens = jax.vmap(super().log_pi)(log_ratios.reshape(-1, 10))
         return jnp.append(of_tokens[:, :-1].reshape(-1), of_tokens[-1, -1])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block, "prefix_log_pi", by_token)
-        return VERIFY(key, p, q, drafts, valid)
+
+class Softened(Trials):
+    """Kinder to drafts: (p / q)^0.3 in place of p / q."""
+
+    def log_pi(self, log_ratios):
+        return super().log_pi(0.3 * log_ratios)
 
 
-def softened(monkeypatch):
-    """A criterion that is kinder to drafts: (p / q)^0.3 in place of p / q."""
-    right = block.prefix_log_pi
-    monkeypatch.setattr(block, "prefix_log_pi", lambda ratios: right(0.3 * ratios))
+def tried(trials):
+    return PathCriterion(functools.partial(verify_gaussian_block, trials=trials(1, 4)))
 
 
-def the_drafts_context(monkeypatch):
+class TheDraftsContext(PathCriterion):
     """The token in which the block ended goes on in the context that shows its dropped
     draft."""
-    right = rounds.window
 
-    def window(inputs, state, drafted, kept, n, *others):
-        held, request = right(inputs, state, drafted, kept, n, *others)
-        shown = n + jnp.any(held.left[:, 0] < inputs.steps, axis=1)
-        z = drafted.z[
-            jnp.arange(inputs.images), jnp.minimum(shown, inputs.speculation.gamma), 0
-        ]
-        return held, request._replace(z=request.z.at[:, 0].set(z))
-
-    monkeypatch.setattr(rounds, "window", window)
+    def shift(self, inputs, state, drafted, *others):
+        moved, partial, z = super().shift(inputs, state, drafted, *others)
+        n = moved.group - state.group
+        shown = n + jnp.any(partial.left[:, 0] < inputs.steps, axis=1)
+        shown = jnp.minimum(shown, inputs.speculation.gamma)
+        own = drafted.z[jnp.arange(inputs.images), shown, 0]
+        return moved, partial, z.at[:, 0].set(own)
 
 
-def the_first_context(monkeypatch):
+class TheFirstContext(PathCriterion):
     """All groups are verified in the context of the first, which shows none of the
     drafts before them."""
-    right = rounds.drafted_groups
 
-    def drafted_groups(inputs, state, lookahead):
-        gamma = inputs.speculation.gamma
-        drafted, work = right(inputs, state, max(lookahead, gamma + 1))
-        z = drafted.z.at[:, :, 0].set(drafted.z[:, 0, : gamma + 1])
-        return drafted._replace(z=z[:, :, :lookahead]), work
-
-    monkeypatch.setattr(rounds, "drafted_groups", drafted_groups)
+    def read(self, inputs, state):
+        drafted, counts = super().read(inputs, state)
+        z = drafted.z.at[:, :, 0].set(drafted.z[:, 0])
+        return drafted._replace(z=z), counts
 
 
-def unguided_q(monkeypatch):
-    right = rounds.draw_paths
-
-    def draw_paths(inputs, bound, request):
-        paths, *counts = right(inputs, bound, request)
-        unguided, _ = laws(
-            inputs, bound, paths.states, request.z, jnp.ones_like(request.scale)
-        )
-        return paths._replace(laws=unguided), *counts
-
-    monkeypatch.setattr(rounds, "draw_paths", draw_paths)
+class UnguidedQ(PathCriterion):
+    def complete(self, inputs, bound, groups, partial, z):
+        paths, counts = super().complete(inputs, bound, groups, partial, z)
+        ones = jnp.ones_like(scales(inputs, groups))
+        return paths._replace(laws=laws(bound, paths.states, z, ones)[0]), counts
 
 
-def reused(purpose):
+def reused(of, criterion=PathCriterion):
     """Random numbers of this purpose are the same in every round."""
 
-    def patch(monkeypatch):
-        right = rounds.round_keys
-        monkeypatch.setattr(
-            rounds,
-            "round_keys",
-            lambda inputs, group, of: right(inputs, group * (of != purpose), of),
-        )
+    class Reused(criterion):
+        def keys(self, inputs, state, purpose):
+            again = state._replace(group=state.group * (purpose != of))
+            return super().keys(inputs, again, purpose)
 
-    return patch
+    return Reused()
 
 
-def of_the_first(monkeypatch):
+def as_the_first(inputs):
+    scale = jnp.broadcast_to(inputs.scale[:, :1], inputs.scale.shape)
+    return dataclasses.replace(inputs, scale=scale)
+
+
+class OfTheFirst(PathCriterion):
     """All images are guided as the first one is, in what is drafted and in what is
     verified."""
-    monkeypatch.setattr(
-        rounds, "scales", lambda *a: jnp.broadcast_to(scales(*a)[:1], scales(*a).shape)
-    )
+
+    def verify(self, inputs, *others):
+        return super().verify(as_the_first(inputs), *others)
+
+    def complete(self, inputs, *others):
+        return super().complete(as_the_first(inputs), *others)
 
 
-def all_accepted(monkeypatch):
+class AllAccepted(PaperCriterion):
     """By the paper's test. Its residual, of the last transition, is a small part of a
     token: see the couplings."""
-    monkeypatch.setattr(paper, "log_acceptance_of_ratio", jnp.zeros_like)
+
+    def log_acceptance(self, log_ratio):
+        return jnp.zeros_like(log_ratio)
 
 
-GUIDED = dataclasses.replace(IMAGE["self, guided"], options={"cfg": 1.5})
+guided = functools.partial(by, options={"cfg": 1.5})
 WRONG = {
-    "everything kept": (
-        verified(lambda key, p, q, drafts, valid: VERIFY(key, q, q, drafts, valid)),
-        GUIDED,
+    "everything kept": guided(
+        verified(lambda right, key, p, q, *others: right(key, q, q, *others))
     ),
-    "p and q swapped": (
-        verified(lambda key, p, q, drafts, valid: VERIFY(key, q, p, drafts, valid)),
-        GUIDED,
+    "p and q swapped": guided(
+        verified(lambda right, key, p, q, *others: right(key, q, p, *others))
     ),
-    "the prefix one too long": (verified(one_more), GUIDED),
-    "pi begun anew at each token": (verified(begun_anew), GUIDED),
-    "kept with min(1, (p / q)^0.3)": (softened, GUIDED),
-    "the residual of the single transition": (single_residual, GUIDED),
-    "continued in the draft's context": (the_drafts_context, GUIDED),
-    "verified in the context of the first group": (the_first_context, GUIDED),
-    "q without its guidance scale": (unguided_q, GUIDED),
-    "noise used again after a drop": (reused(Purpose.PASS), GUIDED),
-    "coins used again after a drop": (reused(Purpose.TEST), IMAGE["self, few steps"]),
-    "the guidance of the first image for all": (of_the_first, IMAGE["self, guided"]),
-    "everything accepted by the paper's test": (
-        all_accepted,
+    "the prefix one too long": guided(verified(one_more)),
+    "pi begun anew at each token": guided(tried(BegunAnew)),
+    "kept with min(1, (p / q)^0.3)": guided(tried(Softened)),
+    "the residual of the single transition": guided(tried(SingleResidual)),
+    "continued in the draft's context": guided(TheDraftsContext()),
+    "verified in the context of the first group": guided(TheFirstContext()),
+    "q without its guidance scale": guided(UnguidedQ()),
+    "noise used again after a drop": guided(reused(Purpose.PASS)),
+    "coins used again after a drop": by(
+        reused(Purpose.TEST), "self, few steps", gamma=1
+    ),
+    "the guidance of the first image for all": by(OfTheFirst()),
+    "everything accepted by the paper's test": dataclasses.replace(
         IMAGE["paper, Sigma = 1"],
+        method=lambda draft: DraftSpeculation(draft, AllAccepted(sigma=False), 3),
     ),
 }
 
@@ -213,10 +214,8 @@ WRONG = {
     "the residual of the single transition", "coins used again after a drop"
 )
 @pytest.mark.parametrize("name", WRONG)
-def test_negative_controls(name, monkeypatch):
-    wrong, way = WRONG[name]
-    wrong(monkeypatch)
-    assert law_of(way, variant=name)[0] <= FALSE_ALARM
+def test_negative_controls(name):
+    assert law_of(WRONG[name])[0] <= FALSE_ALARM
 
 
 def test_a_limit_of_tries_is_counted():
@@ -257,19 +256,19 @@ def test_sigma_of_the_paper():
     inputs = begun.inputs
     state = begun.begin()
 
+    criterion = printed.criterion
+
     @jax.jit
     def log_sigma(inputs, state):
-        drafted, _ = drafted_groups(inputs, state, lookahead=1)
-        own, _ = paper.aligned_chains(printed.criterion, inputs, drafted)
-        state, _ = rounds.draft_step(inputs, state)
-        return paper.judge_last_transitions(
-            printed.criterion, inputs, state.drafts, drafted, own
-        )
+        state = rounds.draft_step(inputs, state)
+        drafted, _ = criterion.read(inputs, state)
+        own, _ = criterion.aligned_chains(inputs, drafted)
+        return criterion.judge(inputs, state.drafts, drafted, own).log_sigma
 
     c = inputs.target.chains(jnp.zeros((1, 2)), None).c
     lower = 0.5 * 0.2 * (c.log_beta - c.log_posterior)
     expected = -0.5 * TARGET.token_dim * np.sum(np.asarray(lower)[1:])
-    found = log_sigma(inputs, state).log_sigma
+    found = log_sigma(inputs, state)
     chex.assert_trees_all_close(
         found, np.broadcast_to(expected, found.shape).astype(found.dtype), rtol=1e-4
     )

@@ -32,8 +32,6 @@ class LinearTokens:
     variance: float = 0.09
     narrower: float = 0.0
     num_classes: int = 2
-    # Another one is compiled anew: for a sampler whose parts were replaced.
-    variant: str = ""
 
     @property
     def respacing(self):

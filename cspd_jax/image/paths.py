@@ -1,0 +1,179 @@
+"""Denoising paths of many tokens: drawn, completed, and their laws under a network.
+
+A path is a token with all T states of its denoising chain. Speculation over AR steps
+keeps the first transitions of a path and draws the others anew, so most of its paths
+are `Partial`: their last steps are still to be drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.diffusion.chain import (
+    Chains,
+    Start,
+    path_law_calls,
+    path_laws,
+    sample_path,
+)
+from cspd_jax.diffusion.gaussian import Gaussian, coefficients, implied
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.image.bound import BoundModel
+from cspd_jax.image.chain import ChainState, not_begun, speculate_path, where_row
+from cspd_jax.image.chain_drafters import Prediction
+from cspd_jax.image.counts import head_counts, of_chains
+from cspd_jax.info import Counts
+
+Array = jax.Array
+
+
+class Paths(NamedTuple):
+    """Tokens with their denoising paths, and what drew them.
+
+    states: [..., T + 1, d] entry i is x_i: entry 0 is the token, entry T is noise.
+    laws: [..., T, d] the Gaussian that entry i of the states was drawn from.
+    """
+
+    states: Array
+    laws: Gaussian
+
+
+class Partial(NamedTuple):
+    """Denoising paths whose last `left` steps are still to be drawn.
+
+    With T = 3 steps:
+
+        left    states that are there      laws that are there
+        0       x_0, x_1, x_2, x_3         of x_0, x_1, x_2
+        1            x_1, x_2, x_3         of      x_1, x_2
+        2                 x_2, x_3         of           x_2
+        3       none: x_3 is drawn too     none
+
+    The other entries mean nothing.
+
+    states: [..., T + 1, d]
+    laws: [..., T, d]
+    left: [...]
+    """
+
+    states: Array
+    laws: Gaussian
+    left: Array
+
+
+def nothing_drawn(bound: BoundModel, wanted: Array) -> Partial:
+    """Returns paths [...] that are to be drawn from their noise on, where they are
+    wanted [...]; of the others nothing is left to draw."""
+    steps = bound.steps
+    shape = (*wanted.shape, steps, bound.network.token_dim)
+    zeros = jnp.zeros(shape, bound.dtype)
+    states = jnp.zeros((*wanted.shape, steps + 1, shape[-1]), bound.dtype)
+    return Partial(states, Gaussian(zeros, zeros), jnp.where(wanted, steps, 0))
+
+
+def complete(
+    bound: BoundModel,
+    partial: Partial,
+    positions: Array,
+    z: Array,
+    scale: Array,
+    window_keys: Array | None = None,
+) -> tuple[Paths, Counts]:
+    """Draws what is left of paths [B, N, G, ...], step by step or by speculation along
+    their chains.
+
+    bound: the network that draws, with the keys of all noise.
+    positions: [B, N, G]
+    z: [B, N, G, H, D] contexts.
+    scale: [B, N, G] of guidance.
+    window_keys: [B] in place of the bound keys, of all that speculation along the
+        chains draws after x_T.
+    """
+    shape = positions.shape
+    steps = bound.steps
+    chains = chains_of(bound, z, scale)
+    held = jax.tree.map(by_step, Paths(partial.states, partial.laws))
+    left = partial.left.reshape(-1)
+    on_its_way = left < steps
+    x = held.states[left, jnp.arange(len(left))]
+    in_a_row = positions.reshape(shape[0], -1)
+    if bound.recipe.chain is None:
+        noise = bound.chain_noise(in_a_row)
+        x_T = noise[-1]
+        path = sample_path(chains, noise, Start(left, where_row(on_its_way, x, x_T)))
+        counts = head_counts(bound, steps, len(x_T))
+    else:
+        drafter = bound.recipe.drafter
+        x_T = bound.chain_ends(in_a_row)
+        begun = jax.tree.map(
+            lambda old, new: where_row(on_its_way, old, new),
+            ChainState(left, x, guess_at(bound, held, left)),
+            not_begun(drafter, x_T, left),
+        )
+        keys = bound.window_keys(in_a_row, window_keys)
+        path, made = speculate_path(chains, keys, begun, drafter, bound.recipe.chain)
+        counts = of_chains(made, shape[0])
+    drawn = (jnp.arange(steps + 1)[:, None] < left) | ~on_its_way
+    new_states = jnp.concatenate([path.x[None], path.states[1:], x_T[None]])
+    either = lambda new, old: jnp.where(drawn[: len(new), :, None], new, old)
+    joined = jax.tree.map(either, Paths(new_states, path.laws), held)
+    back = lambda a: jnp.moveaxis(a, 0, 1).reshape(*shape, *a.shape[::2])
+    return jax.tree.map(back, joined), counts
+
+
+def laws(
+    bound: BoundModel, states: Array, z: Array, scale: Array
+) -> tuple[Gaussian, Counts]:
+    """Finds the laws of the transitions of paths [..., T + 1, d] under z [..., H, D]:
+    [..., T, d], entry i to x_i. No call waits for the result of another."""
+    steps = bound.steps
+    rows = by_step(states)
+    found = path_laws(chains_of(bound, z, scale), rows)
+    count = path_law_calls(steps, rows.shape[1] * z.shape[-2])
+    shape = (*states.shape[:-2], steps, states.shape[-1])
+    back = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(shape), found)
+    return back, head_counts(bound, count, steps // count * rows.shape[1])
+
+
+def by_step(a: Array) -> Array:
+    """Turns paths [..., T, d] into rows, step by step: [T, R, d]."""
+    return jnp.moveaxis(a.reshape(-1, *a.shape[-2:]), 0, 1)
+
+
+def guess_at(bound: BoundModel, held: Paths, left: Array) -> Prediction:
+    """Returns what the chain drafter guesses at the newest states of paths [T, R, d]
+    with steps `left` [R]; nothing of meaning where a path has not begun.
+
+    The head's own prediction one step earlier is recovered from the law of the newest
+    state.
+    """
+    rows = jnp.arange(len(left))
+    step = jnp.minimum(left, bound.steps - 1)
+    x = held.states[step, rows]
+    before = held.states[step + 1, rows]
+    p: Gaussian = jax.tree.map(lambda a: a[step, rows], held.laws)
+    schedule = coefficients(sampling_schedule(bound.recipe.respacing), bound.dtype)
+    c = jax.tree.map(lambda a: a[step][:, None], schedule)
+    # The head predicts laws without the temperature, which p has.
+    temperature = jnp.asarray(bound.recipe.temperature, bound.dtype)
+    cooled = Gaussian(p.mean, p.log_var - 2 * jnp.log(temperature))
+    predicted = Prediction(*implied(c, before, cooled))
+    return bound.recipe.drafter.advance(step, predicted, before, x - p.mean)
+
+
+def chains_of(bound: BoundModel, z: Array, scale: Array) -> Chains:
+    """Returns chains of tokens [...] with contexts z [..., H, D], with noise in the
+    last step, as drafts cannot be verified without it."""
+    flat = z.reshape(-1, *z.shape[-2:])
+    rows = jnp.moveaxis(flat, 0, 1).reshape(-1, z.shape[-1])  # conditional ones first
+    recipe = dataclasses.replace(
+        bound.recipe,
+        temperature=jnp.asarray(bound.recipe.temperature, bound.dtype),
+        final_noise=True,
+    )
+    bound = dataclasses.replace(bound, recipe=recipe)
+    return bound.chains(rows, scale.reshape(-1, 1))
