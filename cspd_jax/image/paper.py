@@ -87,21 +87,23 @@ class PaperCriterion(Round):
         counts = counts._replace(truncated=counts.truncated + truncated)
         return partial, test.passed, counts
 
+    def window_keys(self, inputs: Inputs) -> Array:
+        """Returns keys [B] of what speculated chains of the target draw after x_T. How
+        many drafts of a window are kept depends on noise of steps that come later, the
+        last one's too, which draft and target must not share."""
+        return purpose_keys(inputs.keys, Purpose.UNALIGNED)
+
     def log_acceptance(self, log_ratio: Array) -> Array:
         """Returns the log probability that a draft passes, from log Sigma p / q."""
         return log_acceptance_of_ratio(log_ratio)
 
     def aligned_chains(self, inputs: Inputs, drafted: Drafted) -> tuple[Paths, Counts]:
         """Draws the target's own chains of all drafted groups and of the one after
-        them: [B, gamma + 1, G].
-
-        Where they are speculated, x_T alone is shared: how many drafts of a window are
-        kept depends on noise of steps that come later, the last one's too, which draft
-        and target must not share.
+        them: [B, gamma + 1, G]. Where they are speculated, x_T alone is shared.
         """
         gamma = inputs.speculation.gamma
         groups = drafted.groups[:, :1] + jnp.arange(gamma + 1)
-        unaligned = purpose_keys(inputs.keys, Purpose.UNALIGNED)
+        unaligned = self.window_keys(inputs)
         reached = jnp.sum(jnp.any(drafted.to_test, axis=2), axis=1)[:, None]
         wanted = exists(inputs, groups)
         wanted &= (jnp.arange(gamma + 1) <= reached)[..., None]

@@ -144,6 +144,23 @@ def law_of_trials(trials=None):
     ), 1e-7
 
 
+def law_of_tails(trials=None):
+    """pi is 1/2 after each of two drafts, and the proposals of the second coin are
+    taken now and then: whether a trial goes on after one that was not taken is a
+    number of its own."""
+    p = Gaussian(jnp.zeros((2, 1)), jnp.zeros((2, 1)))
+    q = Gaussian(jnp.array([[HALF], [0.0]]), jnp.log(jnp.array([[1.0], [25.0]])))
+    equal = math.sqrt(2 * math.log(5) / 0.96)  # where the densities are
+    kept = toss(p, q, jnp.array([[HALF], [equal]]), 9, trials)
+    x = np.linspace(-12, 12, 200_001)
+    phi = lambda x, deviation: (
+        np.exp(-0.5 * (x / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
+    )
+    mass = np.sum(np.maximum(phi(x, 1) / 2 - phi(x, 5), 0)) * (x[1] - x[0])
+    heads = mass / (mass + 0.5)  # .284
+    return least(kept, ((1 - heads) / 2, heads / 2, 0.5)), FALSE_ALARM / 3
+
+
 # What a trip tries on an accelerator; on a CPU it is one.
 MANY_COINS = Trials(3, 8)
 LAWS = {
@@ -151,6 +168,7 @@ LAWS = {
     "coins": law_of_fair_coins,
     "coins, many": functools.partial(law_of_fair_coins, MANY_COINS),
     "trials": law_of_trials,
+    "tails": law_of_tails,
     "trials, many": functools.partial(law_of_trials, MANY_COINS),
 }
 
@@ -197,6 +215,14 @@ class OneTrialForAllCoins(Trials):
         return super().bits(key, dim, 0 * coin, trial)
 
 
+class TailsOfTheTest(Trials):
+    """Whether a trial says tails is decided by the number that tested its proposal."""
+
+    def bits(self, *given):
+        own = super().bits(*given)
+        return own.at[-1].set(own[-2])
+
+
 # What is wrong, and by which of the laws it is refuted.
 WRONG = {
     "pi is not limited": (Unlimited, "paths"),
@@ -205,6 +231,7 @@ WRONG = {
     "the residual of the single transition": (SingleResidual, "paths"),
     "a proposal weighs as if pi were 1": (HeadsAsIfPiWereOne, "coins"),
     "one number for all coins": (OneNumberForAllCoins, "coins"),
+    "tails by the number of the rejected proposal": (TailsOfTheTest, "tails"),
     "the trials of all coins are the same": (OneTrialForAllCoins, "trials"),
 }
 
@@ -256,3 +283,16 @@ def test_a_block_that_cannot_be_decided_says_so():
         jax.random.key(0), p, q, jnp.zeros((1, D)), trials=Trials(1, 3, most=3)
     )
     assert bool(verified.truncated) and int(verified.kept) == 0
+
+
+def test_a_coin_that_is_given_up_is_reported():
+    """One trial of the only coin: a proposal that is not taken, and no tails either,
+    ends in what the residual did not draw."""
+    one = Trials(1, 1, most=1)
+    p = Gaussian(jnp.zeros((2, 1)), jnp.zeros((2, 1)))
+    q = Gaussian(jnp.array([[HALF], [0.0]]), jnp.log(jnp.array([[1.0], [25.0]])))
+    drafts = jnp.array([[HALF], [30.0]])  # the second is not kept
+    block = lambda key: verify_gaussian_block(key, p, q, drafts, trials=one)
+    found = jax.jit(jax.vmap(block))(jax.random.split(jax.random.key(3), 2000))
+    assert 0.1 < found.truncated.mean() < 0.6
+    assert np.all(np.asarray(found.kept)[np.asarray(found.truncated)] < 2)

@@ -162,7 +162,7 @@ def residuals_one_by_one(key, p, q):
     return gaussian_residual(key, p, q, proposals=1)
 
 
-@pytest.mark.quick("0.1")
+@pytest.mark.quick("0.1", "0.001")
 @pytest.mark.parametrize("distance", [0.1, 1e-3, 1e-6])
 def test_close_gaussians_take_as_few_proposals(distance):
     """Residuals of 10 000 lanes, proposals one by one: the line through the means (d =

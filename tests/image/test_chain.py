@@ -143,9 +143,9 @@ def test_the_law_speculated(name):
     assert not counts.truncated.any()
 
 
-def verified(change):
+def verified(change, window=8):
     """A block verified by `change` of the right verification and its arguments."""
-    return ChainSpeculation(8, verify=lambda *a: change(verify_gaussian_block, *a))
+    return ChainSpeculation(window, verify=lambda *a: change(verify_gaussian_block, *a))
 
 
 def fresh_draw(right, key, p, q, drafts, valid):
@@ -290,10 +290,16 @@ def test_what_is_no_number_is_reported_and_stops_nobody():
     assert np.all(np.isfinite(path.x).all(1) == ~bad)
 
 
+def whether_there_or_not(right, key, p, q, drafts, valid):
+    """Tests the step 0 that fills a window behind the end of a chain."""
+    return right(key, p, q, drafts, jnp.ones_like(valid))
+
+
 @pytest.mark.slow
 def test_gains_of_a_linear_head_are_its_slope():
     """x_0-hat = J_t x + const: after a step the guess moves by J_{t-1} times the
-    deviation; so drafts are right behind the first head call."""
+    deviation; so drafts are right behind the first head call, and each step is tested
+    once."""
     chains = chains_of("ddim100", 512, **NOISY)
     noise = normals(STEPS + 1, 512, DIM)
     states = jnp.concatenate([sample_path(chains, noise).states, noise[-1:]])
@@ -310,6 +316,10 @@ def test_gains_of_a_linear_head_are_its_slope():
     total = drafter.gain + drafter.gain_f * (v[:, 0, 0] + 1) / 2
     chex.assert_trees_all_close(total[1:], slope, atol=0.02)
     chex.assert_trees_all_close(drafter.v, v[:, 0], atol=1e-4)
+    all_tested = verified(whether_there_or_not, 16)
+    for how, right in ((ChainSpeculation(16), True), (all_tested, False)):
+        _, counts = speculated("ddim100", None, how, 32, NOISY, drafter=drafter)
+        assert np.all(counts.tested == STEPS) == right
     _, counts = speculated("ddim100", None, 16, 32, NOISY, drafter=drafter)
     assert (
         counts.calls["head"].sequential <= 9

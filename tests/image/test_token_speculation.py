@@ -19,7 +19,7 @@ from cspd_jax import image
 from cspd_jax.coupling.block import Trials, verify_gaussian_block
 from cspd_jax.image import rounds
 from cspd_jax.image.criterion import PathCriterion
-from cspd_jax.image.methods import DraftSpeculation, SelfSpeculation
+from cspd_jax.image.methods import DraftSpeculation, Plain, SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.paths import laws
@@ -45,7 +45,7 @@ def law_of(way, known=None):
     return normals_p_value(noise), info
 
 
-@each(EXACT, quick=("self, few steps", "self, guided"))
+@each(EXACT, quick=("self, few steps", "self, guided", "self, coupled, few steps"))
 def test_joint_law(way):
     """4000 images of 6 tokens of dimension 2 (400 where both levels speculate): false
     alarm 1e-4. Rows advance at their own speed."""
@@ -65,10 +65,33 @@ def test_lossy_ways_are_told_apart(way):
     assert law_of(way)[0] <= FALSE_ALARM
 
 
+def marks_of_equals(row, **more):
+    """What becomes of drafts of a draft model that is the target itself."""
+    way = dataclasses.replace(IMAGE[row], draft=TARGET, images=200, **more)
+    return np.asarray(law_of(way)[1].trace.marks)
+
+
 def test_a_draft_like_the_target_is_always_accepted():
-    way = dataclasses.replace(IMAGE["draft"], draft=TARGET, images=200)
-    marks = np.asarray(law_of(way)[1].trace.marks)
+    marks = marks_of_equals("draft")
     assert np.all(marks >= 0) and np.any(marks > 0)
+
+
+class OneNoise(PaperCriterion):
+    """Draft and target share what is random after x_T, whose use depends on steps that
+    come later."""
+
+    def window_keys(self, inputs):
+        return inputs.keys
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("criterion", [PaperCriterion, OneNoise])
+def test_speculated_chains_of_the_paper_share_x_T_alone(criterion):
+    """Chains that shared all of their noise would end in the same token, and no draft
+    be rejected."""
+    method = lambda draft: DraftSpeculation(draft, criterion(sigma=False), 3)
+    marks = marks_of_equals("paper, Sigma = 1, both levels", method=method)
+    assert np.any(marks < 0) == (criterion is PaperCriterion)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +206,25 @@ class AllAccepted(PaperCriterion):
         return jnp.zeros_like(log_ratio)
 
 
+class TheFirstScale(Plain):
+    """Speculation along the chains takes the guidance scale of the first image."""
+
+    def generate(self, batch):
+        cfg = jnp.full_like(batch.recipe.cfg, batch.recipe.cfg[0])
+        recipe = dataclasses.replace(batch.recipe, cfg=cfg)
+        return super().generate(dataclasses.replace(batch, recipe=recipe))
+
+
+class AnotherHalf(LinearTokens):
+    """The unconditional half of an image is its neighbour's."""
+
+    def context(self, *given, **options):
+        own, half = jnp.split(super().context(*given, **options), 2)
+        return jnp.concatenate([own, jnp.roll(half, 1, axis=0)])
+
+
 guided = functools.partial(by, options={"cfg": 1.5})
+along_chains = functools.partial(dataclasses.replace, IMAGE["plain, chains, guided"])
 WRONG = {
     "everything kept": guided(
         verified(lambda right, key, p, q, *others: right(key, q, q, *others))
@@ -203,6 +244,12 @@ WRONG = {
         reused(Purpose.TEST), "self, few steps", gamma=1
     ),
     "the guidance of the first image for all": by(OfTheFirst()),
+    "the guidance of the first chain for all": along_chains(
+        method=lambda draft: TheFirstScale()
+    ),
+    "a neighbour's unconditional half": along_chains(
+        network=AnotherHalf(unconditional=0.5)
+    ),
     "everything accepted by the paper's test": dataclasses.replace(
         IMAGE["paper, Sigma = 1"],
         method=lambda draft: DraftSpeculation(draft, AllAccepted(sigma=False), 3),

@@ -19,7 +19,7 @@ from cspd_jax.models import ImageModel
 class LinearTokens:
     """x_k = kappa (offset + pull * mean of the tokens before) + noise of variance V:
     the head denoises Gaussian data around z, with the variance of GaussianData; without
-    a class z is zero.
+    a class z is `unconditional` times as large.
 
     One of other `pull` and `offset`, or of `narrower` transitions, is a bad drafter.
     """
@@ -31,6 +31,7 @@ class LinearTokens:
     spec: str = "ddim10"
     variance: float = 0.09
     narrower: float = 0.0
+    unconditional: float = 0.0
     num_classes: int = 2
 
     @property
@@ -41,7 +42,7 @@ class LinearTokens:
         return GaussianData(self.spec, mean, self.variance)
 
     def embed_class(self, params, labels, unconditional):
-        return jnp.where(unconditional, 0.0, 1.0)[:, None]
+        return jnp.where(unconditional, self.unconditional, 1.0)[:, None]
 
     def context(
         self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket
@@ -153,7 +154,8 @@ def noise_of(method, network, options, images, by=None):
         )
         z = network.offset + network.pull * np.where(seen > 0, before, 0)
         members = slice(group.start, group.start + group.size)
-        expected = kappa * np.reshape(scale, (-1, 1, 1)) * z[:, None]
+        guided = network.unconditional + (1 - network.unconditional) * scale
+        expected = kappa * np.reshape(guided, (-1, 1, 1)) * z[:, None]
         noise[:, members] = (tokens[:, members] - expected) / np.sqrt(variance)
     noise[np.arange(network.seq_len) < known[:, None]] = np.nan
     return noise, info

@@ -134,6 +134,10 @@ IMAGE = {
         options={"order": Spread()}, network=LinearTokens(seq_len=9)
     ),
     "plain, chains": ImageWay(options={"num_iter": 4, **CHAINS}),
+    "plain, chains, guided": ImageWay(
+        options={"num_iter": 4, "cfg": (0.4, 2.5), **CHAINS},
+        network=LinearTokens(unconditional=0.5),
+    ),
     "annealed": ImageWay(
         options={"anneal": Annealing(10, 3, levels=2), **GROUPS},
         network=AnySchedule(seq_len=9),

@@ -135,7 +135,7 @@ WAYS = {
 }
 
 
-@pytest.mark.quick("google", "block, mixed")
+@pytest.mark.quick("google", "block, mixed", "tree, stop")
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_have_the_target_s_distribution(way):
     rule, kind, sampling, options = WAYS[way]
