@@ -52,8 +52,8 @@ class Counts(NamedTuple):
     them; counts add up.
 
     rounds: [B] rounds, or steps, that the row took part in.
-    tested: [B, D] drafts that were tested, by place in the draft; D is 0 where nothing
-        is drafted. Of denoising steps along chains [B].
+    tested: [B, ...] the number of drafts that were tested: [B, D] by their place in the
+        draft, or [B] of denoising steps along chains. D is 0 if nothing is drafted.
     accepted: those that were accepted, as `tested`.
     truncated: [B] draws from a residual that were given up; with any, the distribution
         is not the target's.

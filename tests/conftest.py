@@ -18,6 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import jax
 import jaxlib
 import pytest
+import shapes
 
 # Nearly all the time goes into compiling programs that run once, and the newer way of
 # compiling loops for CPUs takes three times as long. `python tests/golden_cases.py
@@ -99,8 +100,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Programs leave many objects that stay; looking through them again and again takes
-    time."""
+    """Has the package check the shapes that its docstrings promise. Programs leave many
+    objects that stay; looking through them again and again takes time."""
+    shapes.check_package()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -35,8 +35,8 @@ Array = jax.Array
 class Prediction(NamedTuple):
     """The head's output at a state, or a guess of it.
 
-    x0: [R, d]
-    v: [R, d]
+    x0: [..., d]
+    v: [..., d]
     """
 
     x0: Array

@@ -27,9 +27,9 @@ Array = jax.Array
 class Known:
     """Tokens that stay, for `Options(known=...)`.
 
-    tokens: [N, L, d] by position, or [L, d] for all images; what is not kept may be
-        anything.
-    mask: [N, L] or [L], true where a token stays.
+    tokens: [..., L, d] of each image, by position, or of all images; what is not kept
+        may be anything.
+    mask: [..., L] true where a token stays.
     """
 
     tokens: Any

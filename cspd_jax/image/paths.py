@@ -96,10 +96,10 @@ def complete(
     shape = positions.shape
     steps = bound.steps
     chains = chains_of(bound, z, scale)
-    held = jax.tree.map(by_step, Paths(partial.states, partial.laws))
+    held_states, held_laws = jax.tree.map(by_step, (partial.states, partial.laws))
     left = partial.left.reshape(-1)
     on_its_way = left < steps
-    x = held.states[left, jnp.arange(len(left))]
+    x = held_states[left, jnp.arange(len(left))]
     in_a_row = positions.reshape(shape[0], -1)
     if bound.recipe.chain is None:
         noise = bound.chain_noise(in_a_row)
@@ -111,7 +111,7 @@ def complete(
         x_T = bound.chain_ends(in_a_row)
         begun = jax.tree.map(
             lambda old, new: where_row(on_its_way, old, new),
-            ChainState(left, x, guess_at(bound, held, left)),
+            ChainState(left, x, guess_at(bound, held_states, held_laws, left)),
             not_begun(drafter, x_T, left),
         )
         keys = bound.window_keys(in_a_row, window_keys)
@@ -120,9 +120,9 @@ def complete(
     drawn = (jnp.arange(steps + 1)[:, None] < left) | ~on_its_way
     new_states = jnp.concatenate([path.x[None], path.states[1:], x_T[None]])
     either = lambda new, old: jnp.where(drawn[: len(new), :, None], new, old)
-    joined = jax.tree.map(either, Paths(new_states, path.laws), held)
+    joined = jax.tree.map(either, (new_states, path.laws), (held_states, held_laws))
     back = lambda a: jnp.moveaxis(a, 0, 1).reshape(*shape, *a.shape[::2])
-    return jax.tree.map(back, joined), counts
+    return Paths(*jax.tree.map(back, joined)), counts
 
 
 def laws(
@@ -144,18 +144,23 @@ def by_step(a: Array) -> Array:
     return jnp.moveaxis(a.reshape(-1, *a.shape[-2:]), 0, 1)
 
 
-def guess_at(bound: BoundModel, held: Paths, left: Array) -> Prediction:
-    """Returns what the chain drafter guesses at the newest states of paths [T, R, d]
-    with steps `left` [R]; nothing of meaning where a path has not begun.
+def guess_at(
+    bound: BoundModel, states: Array, laws: Gaussian, left: Array
+) -> Prediction:
+    """Returns what the chain drafter guesses at the newest state of each path, with
+    steps `left` [R]; nothing of meaning where a path has not begun.
 
     The head's own prediction one step earlier is recovered from the law of the newest
     state.
+
+    states: [T + 1, R, d]
+    laws: [T, R, d]
     """
     rows = jnp.arange(len(left))
     step = jnp.minimum(left, bound.steps - 1)
-    x = held.states[step, rows]
-    before = held.states[step + 1, rows]
-    p: Gaussian = jax.tree.map(lambda a: a[step, rows], held.laws)
+    x = states[step, rows]
+    before = states[step + 1, rows]
+    p: Gaussian = jax.tree.map(lambda a: a[step, rows], laws)
     schedule = coefficients(sampling_schedule(bound.recipe.respacing), bound.dtype)
     c = jax.tree.map(lambda a: a[step][:, None], schedule)
     # The head predicts laws without the temperature, which p has.

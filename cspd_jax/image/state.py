@@ -172,7 +172,7 @@ class State(NamedTuple):
 
     tokens: [B, L + padding, d] in reveal order; final before group `group`.
     group: [B] the group that comes next.
-    drafts: [B, gamma, G] of the groups from `group` on.
+    drafts: [B, gamma, G, ...] of the groups from `group` on.
     num_drafts: [B] how many of them are used.
     marks: int8 [B, L + padding] what became of drafts, as in `counts.Trace`.
     counts: of all rounds so far.
