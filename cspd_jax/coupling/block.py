@@ -1,28 +1,29 @@
-"""Block verification of a path of Gaussian transitions, exact where their variances
-differ.
+"""Block verification of a path of Gaussian transitions. It is exact, even where the
+variances of p and q differ.
 
 Testing drafts together keeps more of them than testing one after the other. With
 
     pi_0 = 1,    pi_i = min(1, pi_{i-1} p_i(x_i) / q_i(x_i)),
     S_i = int (pi_i p_{i+1} - q_{i+1})_+,
 
-the first i of M drafts are kept, for the largest i whose coin falls heads with
-probability S_i / (S_i + 1 - pi_i) (pi_M for i = M), and the state after them is drawn
-from the residual (pi_i p_{i+1} - q_{i+1})_+ / S_i. At least i drafts are then kept with
-probability E pi_i, the most of any way that looks at the drafts alone (Sun et al.,
-arXiv 2403.10444).
+each i from 0 to M has a coin, which falls heads with probability S_i / (S_i + 1 - pi_i)
+(with pi_M for i = M). Of M drafts the first i are kept, for the largest i whose coin
+falls heads. The state after them is drawn from the residual (pi_i p_{i+1} - q_{i+1})_+
+/ S_i. At least i drafts are then kept with probability E pi_i. No method that looks at
+the drafts alone keeps more (Sun et al., arXiv 2403.10444).
 
-S_i has no closed form, but it need not be known. A trial either proposes x from p_{i+1}
-times the bound e of (1 - q / p)_+ (see `residual`), or says tails, with weights pi_i
-E_p e and 1 - pi_i. A proposal is heads with probability (1 - q / (pi p))_+ / e;
-otherwise the trial is repeated. So heads has the probability above, and its x the
+S_i has no closed form, but a coin can be tossed without it, by repeated trials. A trial
+either falls tails, with weight 1 - pi_i, or proposes an x, with weight pi_i E_p e. The
+proposal has the density p_{i+1} e, where e is the bound of (1 - q / p)_+ (see
+`residual`). It falls heads with probability (1 - q / (pi p))_+ / e; otherwise the trial
+is repeated. Then heads has the probability above, and the x that fell heads has the
 residual's distribution.
 
-Only the last coin that falls heads matters. Most coins say tails before anything is
-proposed; of the others a few are tried at a time, from the last one backwards. Each
-trial of each coin has random numbers of its own, so how many are tried at a time
-changes nothing but the time: on a CPU one coin, on an accelerator, where a trip is a
-launch, many.
+Only the last coin that falls heads matters. Most coins fall tails before anything is
+proposed. The remaining coins are tried a few at a time, from the last one backwards.
+Each trial of each coin has random numbers of its own, so the number of coins that are
+tried together changes the time and nothing else. A CPU tries one coin at a time. An
+accelerator, on which a trip of the loop is a launch, tries many.
 """
 
 from __future__ import annotations
@@ -52,19 +53,21 @@ _UNDECIDED = 0
 _TAILS = 1
 _HEADS = 2
 
-# Of a coin, a safeguard only: heads or tails have a probability bounded below.
+# The most trials of a coin. This is only a safeguard, because the probability that a
+# trial decides is bounded below.
 MAX_TRIALS = 2**13
-_HUGE = 1e9  # a ratio that settles everything, and can still be added up
+_HUGE = 1e9  # a log ratio that decides any test, and can still be summed
 
 
 class VerifiedPath(NamedTuple):
     """What became of a block of drafted transitions.
 
     kept: [] the number of drafts that are kept.
-    value: [d] the state after them; without meaning where all are kept.
-    trips: [] trips of the loop over trials.
-    truncated: [] the value is no draw from the residual: the trials were given up, and
-        it is the last proposal, or a number was not finite, and it is the mean of p.
+    value: [d] the state after the kept drafts; it has no meaning if all are kept.
+    trips: [] the number of trips of the loop over trials.
+    truncated: [] whether the value is not a draw from the residual. Then either the
+        trials were given up and the value is the last proposal, or a number was not
+        finite and the value is the mean of p.
     """
 
     kept: Array
@@ -74,7 +77,8 @@ class VerifiedPath(NamedTuple):
 
 
 class Together(NamedTuple):
-    """How many coins a trip of the loop tries, and how many trials of each."""
+    """The number of coins that a trip of the loop tries, and the number of trials that
+    it makes for each coin."""
 
     coins: int
     trials: int
@@ -83,13 +87,13 @@ class Together(NamedTuple):
 class _Coins(NamedTuple):
     """The coins so far.
 
-    open: [M] those that have not fallen, and could keep more drafts.
-    tried: [M] trials of each.
-    last: [] the last that fell heads: M where all drafts are kept, -1 before there is
-        one.
-    value: [d] what it proposed.
-    truncated: [] it was not decided by a trial.
-    trips: []
+    open: [M] whether a coin has not fallen yet and could keep more drafts.
+    tried: [M] the number of trials of each coin.
+    last: [] the index of the last coin that fell heads; M if all drafts are kept, -1 if
+        no coin has fallen heads yet.
+    value: [d] the proposal of the coin `last`.
+    truncated: [] whether the coin `last` fell without a deciding trial.
+    trips: [] the number of trips of the loop.
     """
 
     open: Array
@@ -112,12 +116,13 @@ def verify_gaussian_block(
 ) -> VerifiedPath:
     """Verifies M drafted transitions as one block.
 
-    p, q: of each transition [M, d], given the drafts before it.
-    drafts: [M, d], the i-th from q's row i.
-    valid: [M] the drafts that there are (all); the block is of these, and counts the
-        others as kept.
-    max_trials: of a coin, after which it is given up.
-    together: what is tried at a time (what suits the device).
+    p, q: [M, d] the target's and the drafter's Gaussian for each transition, given the
+        drafts before it.
+    drafts: [M, d] draft i is drawn from row i of q.
+    valid: [M] which drafts exist (default: all). The block consists of these, and the
+        others count as kept.
+    max_trials: the number of trials after which a coin is given up.
+    together: how many coins and trials are tried at a time (default: by the device).
     """
     chex.assert_rank(drafts, 2)
     chex.assert_equal_shape([*p, *q, drafts])
@@ -202,17 +207,20 @@ def _verify(
     )
     tried = jnp.zeros(most, jnp.int32)
     coins = _Coins(begun, tried, jnp.where(all_kept, jnp.int32(most), -1), *nothing)
-    # One trip before the loop: mostly it is enough, and a loop costs an accelerator
-    # more than a trip.
+    # The first trip is made before the loop. It is mostly enough, and on an accelerator
+    # a loop costs more than a trip.
     coins = jax.lax.while_loop(lambda coins: jnp.any(coins.open), trip, trip(coins))
     return VerifiedPath(coins.last, coins.value, coins.trips, coins.truncated)
 
 
 def prefix_log_pi(log_ratios: Array) -> Array:
-    """Returns log pi_0, ..., log pi_M [M + 1] for log p / q of each draft [M].
+    """Returns log pi_0, ..., log pi_M [M + 1] for the log ratio log p / q of each draft
+    [M].
 
-    With R the running sum of the ratios, log pi_i = R_i - max(R_0, ..., R_i). What is
-    no number is 0 / 0 of nothing known, and no draft after it is kept.
+    Let R_i be the sum of the first i log ratios. Then log pi_i = R_i - max(R_0, ...,
+    R_i). For example, the log ratios [-1, 2, -3] have R = [0, -1, 1, -2] and log pi =
+    [0, -1, 0, -3]. A log ratio that is NaN counts as -1e9, so neither its draft nor any
+    draft after it is kept.
     """
     (log_ratios,) = at_least_float32(log_ratios)
     ratios = jnp.where(
@@ -223,16 +231,20 @@ def prefix_log_pi(log_ratios: Array) -> Array:
 
 
 def _gives_up(u: Array, weight: Array, log_pi: Array) -> Array:
-    """Returns whether a trial says tails, in place of a proposal."""
+    """Returns whether a trial falls tails instead of making a proposal, decided by the
+    uniform u."""
     proposing = weight * jnp.exp(log_pi)
     tails = -jnp.expm1(log_pi)
     return u * (proposing + tails) > proposing
 
 
 def _last_of(open: Array, count: int) -> Array:
-    """Returns the last `count` indices that are open, [count]; -1 where there are
-    fewer."""
-    behind = jnp.cumsum(open[::-1])[::-1] - open  # how many open ones come after
+    """Returns [count], the last `count` indices at which `open` [M] is true, from the
+    last one backwards; -1 where there are fewer.
+
+    For example, open = [T, F, T, T] and count = 2 give [3, 2].
+    """
+    behind = jnp.cumsum(open[::-1])[::-1] - open  # number of open indices after each
     place = jnp.where(open, behind, count)
     return (
         jnp.full(count, -1, jnp.int32)
@@ -242,7 +254,7 @@ def _last_of(open: Array, count: int) -> Array:
 
 
 def _bits(key: Array, dim: int, coin: Array, trial: Array) -> Array:
-    """Draws the random bits of a trial of a coin."""
+    """Draws the random bits for one trial of one coin."""
     own = jax.random.fold_in(jax.random.fold_in(key, coin), trial)
     return jax.random.bits(own, (proposal_bits(dim) + 1,), jnp.uint32)
 
@@ -250,11 +262,14 @@ def _bits(key: Array, dim: int, coin: Array, trial: Array) -> Array:
 def _trials(
     bits: Array, p: Gaussian, q: Gaussian, bound: Envelope, weight: Array, log_pi: Array
 ) -> tuple[Array, Array]:
-    """Returns how a coin that proposes fell within this many trials, and the proposal
-    [d] of the deciding one.
+    """Makes trials of one coin. Returns how the coin fell, if it did, and the proposal
+    [d] of the deciding trial, or of the last one.
 
-    The first trial did not say tails. Each is a proposal and, if it is not taken, what
-    the next one says.
+    bits: [trials, bits of a trial].
+
+    The coin has already passed its first chance to fall tails. Each row of bits makes a
+    proposal. If the proposal is not accepted, it decides whether the next trial falls
+    tails.
     """
 
     def one(bits: Array) -> tuple[Array, Array]:
