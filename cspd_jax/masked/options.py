@@ -64,8 +64,8 @@ class Options:
     )
     temperature: Array | float = option(
         0.0,
-        "of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users take 0.1 to"
-        " 0.4",
+        "temperature of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users"
+        " take 0.1 to 0.4",
         flags=("--temperature",),
         type=float,
     )
@@ -120,9 +120,9 @@ class SelfSpeculation:
     )
     texts: MoveSets | int | None = option(
         None,
-        "texts read per pass: a chosen table in place of the chain of --gamma, from"
-        " those that cspd-jax calibrate keeps beside the model, or else from the"
-        " package's; greedy only",
+        "number of texts read per pass, by a fitted table in place of the chain of"
+        " --gamma: the table that cspd-jax calibrate stores beside the model, or else"
+        " the package's; greedy only",
         flags=("--texts",),
         type=int,
         metavar="N",
