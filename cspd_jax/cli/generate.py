@@ -112,7 +112,7 @@ def _timed(request: Request, batch: int) -> dict[str, Generated]:
     """Generates the images, and measures the seconds without compilation."""
     start = time.perf_counter()
     compiled = compilation.compile_seconds()
-    # Each batch is one jitted call. If there is a bar on a terminal, each round is one,
+    # A batch is one jitted call. If there is a bar on a terminal, it is several calls,
     # so that the bar moves within a batch.
     made = image.generate(*request, rows=batch, progress=sys.stderr.isatty())
     tokens, info = jax.block_until_ready(made)
