@@ -144,7 +144,7 @@ class Generated(NamedTuple):
     """The result of `generate`, which unpacks as (tokens, info).
 
     tokens: [B, ...] the tokens of each row.
-    info: what happened.
+    info: the record of the generation.
     """
 
     tokens: Array

@@ -102,6 +102,7 @@ def generate(parts: Iterable[Rows], mesh: Mesh | None, bar: Bar) -> list[Generat
 
 
 def _watched(bar: Bar, part: Rows) -> Generated:
+    """Generates a part round by round, and advances the bar by its new tokens."""
     made = None
     before = bar.n
     for made in part.stream():

@@ -7,7 +7,7 @@ draft or draws from the residual (p - q)_+.
 - `block`: a path of Gaussian transitions.
 - `resample`: any distributions with log densities.
 - `residual`: exact draws from the residual of two Gaussians.
-- `acceptance`: the accept test and the result types that the others share.
+- `acceptance`: the accept test and the result types that the other modules share.
 - `draft_length`: how many drafts pay off.
 
 All functions are pure, consume the key that they take, and treat a single lane; use

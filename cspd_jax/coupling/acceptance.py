@@ -106,7 +106,7 @@ class Coupled(NamedTuple):
 
     value: distributed as the target, with the shape and type of the draft.
     accepted: [] bool, whether the value is the draft.
-    info: what happened.
+    info: how the value was found.
     """
 
     value: Any

@@ -240,7 +240,7 @@ def _gives_up(u: Array, weight: Array, log_pi: Array) -> Array:
 
 def _last_of(open: Array, count: int) -> Array:
     """Returns [count], the last `count` indices at which `open` [M] is true, from the
-    last one backwards; -1 where there are fewer.
+    last one backwards, and then -1 if fewer are true.
 
     For example, open = [T, F, T, T] and count = 2 give [3, 2].
     """

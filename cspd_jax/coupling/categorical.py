@@ -69,7 +69,7 @@ class Verified(NamedTuple):
 
     tau: [] int32, the number of accepted drafts.
     token: [] int32, the token after the accepted drafts.
-    info: what happened; its log_accept is [gamma], log h_1, ..., log h_gamma.
+    info: how the token was found; its log_accept is [gamma], log h_1, ..., log h_gamma.
     """
 
     tau: Array

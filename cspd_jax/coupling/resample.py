@@ -27,6 +27,13 @@ class Resampled(NamedTuple):
 
 
 class _Loop(NamedTuple):
+    """The carry of the loop.
+
+    value: the last trip's accepted value, or its last proposal.
+    trips: [] the number of trips so far.
+    settled: [] whether a value was accepted, or none is needed.
+    """
+
     value: Any
     trips: Array
     settled: Array

@@ -157,7 +157,7 @@ def envelope(p: Gaussian, q: Gaussian) -> Envelope:
     b = 0.5 * jnp.expm1(2 * log_r)
     slope = jnp.linalg.norm(a)
     # b - log r is (e^y - 1 - y) / 2 with y = 2 log r, so it is never negative. The
-    # maximum removes what rounding makes negative.
+    # maximum removes rounding errors below 0.
     k = jnp.sum(0.5 * delta**2 + jnp.maximum(b - log_r, 0.0))
     return Envelope(slope, a / jnp.where(slope > 0, slope, 1.0), b, k)
 

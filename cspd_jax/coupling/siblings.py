@@ -40,7 +40,7 @@ class Sibling(NamedTuple):
     index: [] int32, the index of the accepted draft; k if none was accepted.
     value: [] int32, the accepted draft, or a draw from the last residual. It is
         distributed as p.
-    info: what happened; its log_accept is [k], one for each draft.
+    info: how the value was found; its log_accept is [k], one for each draft.
     """
 
     index: Array  # type: ignore[assignment]  # hides tuple.index

@@ -102,6 +102,7 @@ class Chains(NamedTuple):
 
     @property
     def steps(self) -> int:
+        """T, the number of denoising steps."""
         return self.time.shape[0]
 
     def modulations(self, times: Array) -> Any:
@@ -176,6 +177,9 @@ def sample_path(chains: Chains, noise: Array, start: Start | None = None) -> Pat
 def _run(
     chains: Chains, noise: Array, start: Start | None = None, *, record: bool
 ) -> tuple[Array, Any]:
+    """Runs the chains and returns x_0 [R, d]. With `record`, also returns the states
+    and the Gaussians of all steps, [T, R, d], in the order in which the chains run: the
+    first entry is for step T - 1."""
     steps = chains.steps
     gain = jnp.full(steps, chains.temperature, noise.dtype)
     if not chains.final_noise:
@@ -217,6 +221,8 @@ def path_log_density(chains: Chains, path: Array) -> Array:
 
 
 def _summed(terms: Array, final_noise: bool) -> Array:
+    """Returns [R], the sum of terms [T, R] over the steps. Step 0 is left out if it has
+    no noise."""
     return jnp.sum(terms if final_noise else terms[1:], axis=0)
 
 

@@ -48,10 +48,12 @@ class FlowSchedule(NamedTuple):
 
     @property
     def num_steps(self) -> int:
+        """T, the number of steps, the last one included."""
         return len(self.timestep_map)
 
 
 def is_flow(spec: str) -> bool:
+    """Returns whether the name of a schedule names a flow's schedule."""
     return spec.startswith("flow")
 
 

@@ -40,6 +40,7 @@ class Schedule(NamedTuple):
 
     @property
     def num_steps(self) -> int:
+        """T, the number of denoising steps."""
         return len(self.betas)
 
 
@@ -100,6 +101,7 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
 
 
 def _count(text: str, spec: str) -> int:
+    """Reads a number of steps in a respacing. Raises UserError if it is none."""
     digits = text.strip() if "," in spec else text
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > 9:
         raise UserError(

@@ -89,6 +89,7 @@ def recorded(
 
 @jax.jit
 def _drafted(canvas: Canvas, probe: Speculation, text: Array, step: Array) -> Moves:
+    """Returns the moves that the logits of text [B, G] draft at a step []."""
     window = window_at(canvas, text, width(canvas, probe))
     logits = passes.whole(canvas, window, text[:, None])[:, 0]
     return draft(canvas, probe, window, text, logits, jnp.full(len(text), step))

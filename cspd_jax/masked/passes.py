@@ -98,6 +98,8 @@ def guided(canvas: Canvas, logits: Array, rows: tuple[int, ...]) -> Array:
 
 
 def _inside(canvas: Canvas, window: Window) -> Array:
+    """Returns [B, W], the places of the window. A place past the end of the text is
+    replaced by the last place, so that it can be an index."""
     return jnp.minimum(window.places, canvas.places - 1)
 
 

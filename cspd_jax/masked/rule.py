@@ -154,8 +154,11 @@ def eligible(masked: Array, blocks: Array) -> Array:
 
 
 def choose(offered: Candidates, masked: Array, blocks: Array) -> Choice:
-    """Applies the rule to the candidates of places [..., W], of which `masked` [..., W]
-    are to be filled and are in `blocks` [..., W]. Returns one choice [...]."""
+    """Applies the rule to the candidates of places [..., W]. Returns one choice [...].
+
+    masked: [..., W] whether a place is still to be filled.
+    blocks: [..., W] the number of the block that each place is in.
+    """
     open_places = eligible(masked, blocks)
     index = jnp.argmax(
         jnp.where(open_places, _finite(offered.confidence), -jnp.inf), axis=-1

@@ -12,9 +12,9 @@ the walk visits texts of stepwise decoding, for as long as the table has them.
 
 For example, let the table be {}, {(1, 0)}, {(2, 0)}, {(1, 0), (2, 0)}, named texts 0 to
 3, and let the ranks 0, 1, 2 be the places 5, 2, 7. Text 0 has place 5 filled, text 2
-has 5 and 7, text 3 has 5, 2 and 7. If the rule takes place 7 at text 0, `after[0, 2,
-0]` = 2 sends the walk to text 2. If it takes place 2 there, `after[2, 1, 0]` = 3 sends
-the walk to text 3, where it ends.
+has 5 and 7, text 3 has 5, 2 and 7. If the rule at text 0 takes place 7 with its first
+token, `after[0, 2, 0]` = 2 sends the walk to text 2. If the rule at text 2 takes place
+2 with its first token, `after[2, 1, 0]` = 3 sends the walk to text 3, where it ends.
 
 The chain of prefixes is the table {}, {(1, 0)}, {(1, 0), (2, 0)}, ...
 """
@@ -152,7 +152,7 @@ def fit(runs: Sequence[Run], count: int) -> MoveSets:
     A walk stops when the table lacks the text that it would visit next. Fitting adds
     the text that most walks lack, and repeats this until the table is full.
 
-    Which walks there are depends on the table, because each round begins where the walk
+    The walks themselves depend on the table, because each round begins where the walk
     of the round before it stopped. So several tables are fitted, each to the walks that
     the table before it makes, and the table that needs the fewest rounds is returned.
     """
@@ -231,6 +231,7 @@ def _with(text: MoveSet, run: Sequence[Move], done: int) -> Any:
 
 
 def _parents(text: MoveSet) -> set[MoveSet]:
+    """Returns the sets that lack exactly one move of a text."""
     return {tuple(other for other in text if other != move) for move in text}
 
 

@@ -198,7 +198,7 @@ def refresh_step(
     """With a cache, stores keys and values anew and drafts, once all unfinished rows
     have completed their blocks. Otherwise returns the state as it is.
 
-    A row that completes its block first waits for the others. One such pass for all
+    A row that completes its block early waits for the other rows. One such pass for all
     rows saves more time than the rounds that the waiting rows miss.
     """
     if not canvas.cached:
@@ -378,7 +378,7 @@ def _judge(
     that the logits of the last visited text draft.
 
     The rule at a text of size n (n moves after the certain one) uses the noise of step
-    state.step + 1 + n, because so many moves precede it.
+    state.step + 1 + n, because 1 + n moves of this round precede its move.
     """
     sizes = jnp.asarray(speculation.sets.sizes)
     steps = state.step[:, None] + 1 + sizes

@@ -76,8 +76,8 @@ class TrainConfig(RunConfig):
         batch multiplier.
     least_mask_ratio: the lower end of the mask ratio, which is drawn from a normal with
         mean 1, truncated to [least_mask_ratio, 1]. In MAR's training at most 30 % of
-        the tokens are known, but a small model does not extrapolate from there to
-        fuller contexts.
+        the tokens are known, but a small model does not extrapolate from such contexts
+        to fuller ones.
     mask_ratio_deviation: the standard deviation of that normal; MAR's is 0.25.
     focus: the share of the noise levels that are drawn where it is decided which of
         several possible contents a token has.

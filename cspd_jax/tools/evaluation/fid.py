@@ -121,6 +121,8 @@ def radii(rows: np.ndarray, k: int) -> np.ndarray:
 
 
 def _within(rows: np.ndarray, others: np.ndarray, reach: np.ndarray) -> int:
+    """Returns how many of the rows [N, F] are inside a ball of the others [M, F], whose
+    squared radii are `reach` [M]."""
     chunks = _chunks(len(rows), len(others))
     return sum(
         int((squared_distances(rows[c], others) <= reach).any(axis=1).sum())

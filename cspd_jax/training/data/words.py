@@ -36,6 +36,7 @@ _GRAIN = 0.02  # standard deviation of the noise on every pixel
 
 
 def words(topic: str) -> tuple[str, ...]:
+    """Returns the words of a topic."""
     return tuple(TOPICS[topic].split())
 
 

@@ -116,6 +116,7 @@ def divergence(view: View, target: Array, draft: Array) -> Array:
 
 
 def _mean(view: View, nats: Array) -> Array:
+    """Returns [], the mean loss of the rows in bits per id, from nats [B, L]."""
     return jnp.sum(view.weight * nats) / len(nats) / math.log(2)
 
 
