@@ -81,6 +81,7 @@ class Launches(NamedTuple):
     seconds: float = 0.0
 
     def and_then(self, other: Launches, times: float = 1.0) -> Launches:
+        """Returns the sum of these launches and `times` times the other ones."""
         return Launches(*(mine + times * more for mine, more in zip(self, other)))
 
     def shares(self) -> dict[str, float]:
@@ -101,6 +102,14 @@ SET = Launches(kernels=1, seconds=LAUNCH)
 
 
 class Instruction(NamedTuple):
+    """An HLO instruction, read from a line of a module's text.
+
+    name: its name.
+    result: the type of its result, as HLO's text.
+    op: its operation.
+    rest: the text of its operands and attributes.
+    """
+
     name: str
     result: str
     op: str

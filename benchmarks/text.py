@@ -346,7 +346,7 @@ def main() -> None:
         rows = [row for row in rows if not about.items() <= row.items()]
         rows += [{**about, "machine": machine(), **row} for row in found]
         write_results(args.file, rows)
-        jax.clear_caches()  # a process can map only so many programs
+        jax.clear_caches()  # a process can map a limited number of programs
 
 
 if __name__ == "__main__":

@@ -105,6 +105,8 @@ def _entering(config: hf.Values) -> tuple[int, ...]:
 
 
 class _Format(Format):
+    """The layout of heads, whose parameters include the ids."""
+
     def convert(
         self,
         config: EagleConfig,
@@ -119,6 +121,8 @@ class _Format(Format):
 
 
 def _ids(config: EagleConfig, tensors: Mapping[str, Tensor]) -> np.ndarray:
+    """Returns int32 [number of the head's ids], the target's id for each id of the
+    head. Raises UserError if d2t and t2d do not fit."""
     ids = np.arange(config.ids)
     if "d2t" in tensors:
         ids = ids + tensors["d2t"].numpy()

@@ -247,7 +247,11 @@ def _turned(heads: int, array: np.ndarray) -> np.ndarray:
 
 
 class _Format(Format):
+    """The layout of language models in GGUF files."""
+
     def wanted(self, config: LMConfig) -> list[Entry]:
+        """Returns an entry for every parameter. For the family llama, the entries of
+        queries and keys put their rows into the order of this library."""
         entries = super().wanted(config)
         if config.family != "llama":
             return entries

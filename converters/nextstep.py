@@ -48,6 +48,8 @@ TABLE: Table = (
 
 
 class _Format(Format):
+    """The layout of NextStep-1, whose table of positions is checked and not stored."""
+
     def convert(
         self,
         config: NextStepConfig,
