@@ -18,11 +18,11 @@ let the table have four texts, each with the drafted tokens at its places:
 
     text 0: 5    text 1: 5, 2    text 2: 5, 7    text 3: 5, 2, 7
 
-Suppose that the rule takes place 7 at text 0. If its token is the drafted one, the walk
-goes on to text 2. There the rule takes place 2 with the drafted token, and the walk
-goes on to text 3. The round has then made the moves at 5, 7 and 2, in this order, by
-one pass. Had the rule taken place 4 at text 2, the round would have made the moves at 5
-and 7, and the logits of text 2 would draft place 4 as the next certain move.
+Suppose that the rule at text 0 takes place 7 with the drafted token. Then the walk goes
+on to text 2. Suppose that the rule at text 2 takes place 2 with the drafted token. Then
+the walk goes on to text 3. The round has made the moves at 5, 7 and 2, in this order,
+by one pass. Had the rule at text 2 taken place 4, the round would have made the moves
+at 5 and 7, and the logits of text 2 would draft place 4 as the next certain move.
 """
 
 from __future__ import annotations
