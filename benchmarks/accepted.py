@@ -1,7 +1,7 @@
-"""What is accepted: recorded of the embedded models, replayed by programs whose weights
-are random.
+"""Records which drafts are accepted in runs of the models that come with the package,
+and replays them in programs whose weights are random.
 
-    # The rounds of self-speculation, anew; the rest is of version 0.6.
+    # Records the rounds of self-speculation anew. Version 0.6 recorded the rest.
     python benchmarks/accepted.py
 """
 
@@ -26,32 +26,34 @@ from cspd_jax.image import rounds
 from cspd_jax.image.generation import prepare
 
 RECORDED = Path(__file__).parent / "results" / "accepted.json"
-PLACES = 96  # of an image, that tables are made for
+PLACES = 96  # places of an image in a table
 IMAGES = 16
-LATE = 24  # of the 64 places of `default`: 3/8, behind which tokens are timed
+LATE = 24  # 3/8 of the 64 places of `default`; tokens after this place are timed
 way_name = lambda gamma, coupled: "coupled, " * coupled + f"gamma {gamma}"
 
 
 def recorded() -> dict[str, Any]:
-    """Returns what is replayed.
+    """Returns the recorded runs, which have these entries:
 
-    chains: by model and window, [T, R]: drafts kept by a head call that began with so
-        many steps left, less one.
-    rounds: by way, of each image its rounds, of each the transitions kept of every
-        drafted token.
-    text: the share of the embedded pair's drafts that are accepted.
-    masked: by way and batch, the rounds of 64 places of the embedded model, and the
-        shares of them that read a text anew (refresh) and that verify.
+    chains: by model and window, [T, R] lists. Row t has the number of drafts that a
+        head call kept when t + 1 steps were left.
+    rounds: by way, a list of images. An image is a list of its rounds, and a round is a
+        list with the number of transitions kept of each drafted token.
+    text: the share of drafts that the text models of the package accept.
+    masked: by way and batch, the number of rounds in which the masked model of the
+        package fills 64 places, the share of rounds that read the text anew (refresh),
+        and the share of rounds that verify.
     """
     return json.loads(RECORDED.read_text())
 
 
 class Run(NamedTuple):
-    """Says what a replayed run takes.
+    """The cost of a replayed run.
 
-    rounds: until every image has the tokens that are wanted.
-    tokens: that an image has then.
-    calls: of the head in a round, by the number of chains that they are compiled for.
+    rounds: the number of rounds until every image has the wanted tokens.
+    tokens: the mean number of tokens that an image has after these rounds.
+    calls: the mean number of head calls in a round, by the number of chains that a call
+        is compiled for.
     """
 
     rounds: int
@@ -60,8 +62,9 @@ class Run(NamedTuple):
 
 
 def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[int]]]:
-    """Makes images, and returns the transitions kept of each drafted token in the
-    rounds of which all drafts are inside the image."""
+    """Makes images. Returns, for each image and each of its rounds, the number of
+    transitions kept of each drafted token. Rounds with drafts beyond the end of the
+    image are left out."""
     model = load(name, toy)
     method = cspd_jax.SelfSpeculation(gamma, coupled=coupled)
     options = cspd_jax.Options(**model.sampling)
@@ -82,7 +85,7 @@ def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[in
         return steps[..., 0], rounds.run_round(inputs, state)[0]
 
     seen: list[list[list[int]]] = [[] for _ in range(IMAGES)]
-    state = run(state)[1]  # drafts nothing yet
+    state = run(state)[1]  # the first round drafts nothing
     while np.any(state.group + gamma <= inputs.groups):
         inside = np.asarray(state.group) + gamma <= inputs.groups
         kept, state = run(state)
@@ -93,16 +96,19 @@ def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[in
 
 
 def whole(kept: np.ndarray, steps: int) -> np.ndarray:
-    """Counts the first drafts [..., gamma] that are kept whole."""
+    """Returns [...], how many of the drafts [..., gamma] are kept whole before the
+    first one that is not. For example, kept = [4, 4, 2, 4] with 4 steps gives 2."""
     return np.cumprod(kept == steps, axis=-1).sum(axis=-1)
 
 
 def table_of(
     images: list[list[list[int]]], batch: int, steps: int, begin: int = 0
 ) -> np.ndarray:
-    """Returns the transitions kept of each draft by the place at which a round begins,
-    [B, places, gamma], of the images with the most typical numbers of rounds, whose
-    rounds come again and again.
+    """Returns [B, places, gamma], the number of transitions kept of each draft, by the
+    place at which a round begins.
+
+    The rounds are taken from the B images with the most typical numbers of rounds. The
+    rounds of an image are repeated until they fill all places.
 
     begin: rounds that began at an earlier place of their image are left out.
     """
@@ -121,8 +127,8 @@ def table_of(
 
 
 def rounds_from(begin: int, its_rounds: list[list[int]], steps: int) -> list[list[int]]:
-    """Returns the rounds of an image that began at this place or later."""
-    place = 1  # the first token is not drafted
+    """Returns the rounds of an image that began at the place `begin` or later."""
+    place = 1  # the first token of an image is not drafted
     found = []
     for kept in its_rounds:
         if place >= begin:
@@ -132,8 +138,9 @@ def rounds_from(begin: int, its_rounds: list[list[int]], steps: int) -> list[lis
 
 
 def chains_of(table: Any, rows: int, steps: int, window: int) -> np.ndarray:
-    """Returns [T, rows] of so many chains side by side, whose slowest takes a typical
-    number of calls."""
+    """Returns [T, rows], the drafts that each head call keeps, for `rows` recorded
+    chains side by side. Of all groups of this size, the group is chosen whose slowest
+    chain takes a typical number of calls."""
     kept = np.minimum(np.asarray(table, np.int32)[-steps:], window - 1)
     kept = np.tile(kept, (1, -(-rows // kept.shape[1])))
     groups = [kept[:, i : i + rows] for i in range(0, kept.shape[1] - rows + 1, rows)]
@@ -145,8 +152,9 @@ def chains_of(table: Any, rows: int, steps: int, window: int) -> np.ndarray:
 
 
 def calls_of(chains: np.ndarray, left: np.ndarray, sizes: list[int]) -> dict[int, int]:
-    """Counts the head calls until chains [T, R] with so many steps left are finished,
-    by the number of chains that they are compiled for."""
+    """Returns the number of head calls until all chains [T, R] are finished, when the
+    chains have `left` [R] steps left. The calls are counted by the number of chains
+    that they are compiled for, which is one of `sizes`."""
     calls = dict.fromkeys(sizes, 0)
     while active := np.count_nonzero(left):
         calls[min(size for size in sizes if size >= active)] += 1
@@ -159,7 +167,7 @@ def calls_of(chains: np.ndarray, left: np.ndarray, sizes: list[int]) -> dict[int
 def run_of(
     blocks: np.ndarray, chains: np.ndarray, wanted: int, sizes: list[int], coupled: bool
 ) -> Run:
-    """Counts what rounds take until every image has as many tokens as are wanted."""
+    """Returns the cost of rounds until every image has as many tokens as are wanted."""
     (images, places, gamma) = blocks.shape
     steps = len(chains)
     made = np.zeros(images, int)
@@ -189,16 +197,18 @@ def run_of(
 def replaying(
     chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0
 ) -> Iterator[None]:
-    """Makes programs that are traced meanwhile accept what was recorded; they verify
-    all the same.
+    """Makes the programs that are traced inside the block accept the recorded drafts.
+    The programs still compute their own verdicts.
 
-    chains: [T, R], as `recorded` has them.
-    blocks: [B, places, gamma], of rounds that begin so many tokens behind `first`.
+    chains: [T, R] the drafts that each head call keeps, see `chains_of`.
+    blocks: [B, places, gamma] the transitions that a round keeps, by the number of
+        tokens after `first` at which the round begins.
     """
     steps = speculation.verify_steps
     paths = rounds.verify_paths
     transitions = rounds.verify_transitions
-    # The compiler cannot know.
+    # The recorded numbers are never negative, but the compiler cannot know this, so it
+    # does not remove the program's own verdict.
     unless_negative = lambda recorded, own: jnp.where(recorded < 0, own, recorded)
 
     def chain(inputs, draft, keys):

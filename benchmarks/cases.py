@@ -1,10 +1,10 @@
-"""Makes the programs that are timed on a GPU and counted without one: AR steps, rounds
+"""Makes the programs that are timed on a GPU, or counted without one: AR steps, rounds
 and texts at the sizes of published models.
 
-The unit is what one call of the library does, AR steps in one scan or rounds in one
-loop, so that whatever the host does between kernels is in it. The weights are random;
-which drafts are accepted is replayed from runs of the embedded models, whose weights
-are trained (accepted.py).
+Each program does the work of one call of the library, which is AR steps in one scan or
+rounds in one loop. So its time includes everything that the host does between kernels.
+The weights are random, so they would accept no drafts. The accepted drafts are replayed
+from runs of the trained models that come with the package (accepted.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cspd_jax.networks.registry import kind_of
 from cspd_jax.text import Drafting, ModelDrafter, Plain, Speculation
 from cspd_jax.text import generation as text_generation
 
-PLAIN = ("plain", "text-plain", "stepwise")  # what the others are compared with
+PLAIN = ("plain", "text-plain", "stepwise")  # the methods that others are compared with
 IDENTITY = ("model", "dtype", "batch", "guided", "method", "options")
 NEW_TOKENS = PROMPT = 64
 
@@ -112,8 +112,8 @@ LLADA_8B = LMConfig(
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Says how much is made at a time: tokens of an image, behind 3/8 of it that are
-    known."""
+    """The amount of work in a case. `tokens` is the number of tokens of an image that
+    are made, after 3/8 of its tokens that are known."""
 
     toy: bool = False
 
@@ -131,18 +131,19 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Holds a program to be timed or counted.
+    """A program to be timed or counted.
 
-    about: the identity of its row.
-    configs: of the models whose parameters it takes.
-    args: of these parameters, returns those of the function: pytrees of arrays, without
-        typed keys.
-    tokens: of a row of the batch, made by one run.
-    trips: of the loops that end when the data say so, by depth.
-    named: trips of those in a `jax.named_scope`; of a condition, the share of rounds in
-        which it is true.
-    facts: of the output, what is only known then; `tokens` among it replaces those
-        above.
+    about: the identity of its row in the results.
+    configs: the configurations of the models whose parameters the program takes.
+    args: a function of these models' parameters. It returns the arguments of
+        `function`: pytrees of arrays, without typed keys.
+    function: the program, a function of these arguments.
+    tokens: the number of tokens that one run makes in a row of the batch.
+    trips: for loops whose end depends on the data, the number of trips by depth.
+    named: the number of trips of a loop in a `jax.named_scope`, by the scope's name; or
+        the share of rounds in which a condition in a scope is true.
+    facts: a function of the output. It returns values that are known only after the
+        run. A value `tokens` replaces the number above.
     device_loops: whether the device runs the loops by itself.
     """
 
@@ -159,7 +160,8 @@ class Case:
     def lowered(
         self, sharding: jax.sharding.Sharding | None = None
     ) -> jax.stages.Lowered:
-        """Traces the program for shapes and types in place of arrays."""
+        """Traces the program for the shapes and types of its arguments, without making
+        the arrays."""
         shapes = [
             jax.eval_shape(lambda c=c: random_params(c, self.about["dtype"]))
             for c in self.configs
@@ -177,13 +179,13 @@ class Case:
 
 
 def about(model: str, method: str, options: str = "", **more: Any) -> dict[str, Any]:
-    """Returns the identity of a row."""
+    """Returns the identity of a row of the results."""
     same = {"model": model, "dtype": "bfloat16", "batch": 1, "guided": False}
     return {**same, "method": method, "options": options, **more}
 
 
 def by_the_device(case: Case) -> Case:
-    """Makes the device run the loops of a case."""
+    """Returns the case with loops that the device runs by itself."""
     options = ", ".join(filter(None, (case.about["options"], "device loops")))
     return dataclasses.replace(
         case, about=case.about | {"options": options}, device_loops=True
@@ -191,15 +193,15 @@ def by_the_device(case: Case) -> Case:
 
 
 def by_the_host(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the identity of the row of the same program, whose loops the host
+    """Returns the identity of the row for the same program with loops that the host
     runs."""
     words = [word for word in about["options"].split(", ") if word != "device loops"]
     return {**about, "options": ", ".join(words)}
 
 
 def random_params(config: Any, dtype: str) -> Any:
-    """Draws normal numbers of standard deviation 0.02, as an untrained head would
-    output zero."""
+    """Returns parameters that are normal numbers with a standard deviation of 0.02.
+    With a model's own first parameters, the head would output zeros."""
     module = lm if isinstance(config, LMConfig) else kind_of(config)
     leaves, tree = jax.tree.flatten(module.abstract_params(config))
     keys = jax.random.split(jax.random.key(0), len(leaves))
@@ -217,10 +219,11 @@ def params_on_device(config: Any, dtype: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """Runs a draft model for its time, while each of its tokens is right with a given
-    probability.
+    """A drafter that runs a draft model, so that its time counts, but replaces the
+    drafted tokens. Some of the new tokens are right, and the others are wrong.
 
-    Parameters: (the model's, right [B, N] tokens, use [B, N] whether to propose them).
+    Its parameters are (the parameters of the model; right [B, N], the right tokens; use
+    [B, N], whether to propose the right token at each place).
     """
 
     inner: ModelDrafter
@@ -254,14 +257,15 @@ def image_case(
     coupled: bool = False,
     early: bool = False,
 ) -> Case:
-    """Makes tokens of an image whose first 3/8 are known, by AR steps or by rounds of
-    self-speculation.
+    """Returns a case that makes tokens of an image whose first 3/8 are known, by AR
+    steps or by rounds of self-speculation.
 
-    window: M of the chains; None is plain.
-    gamma: groups drafted ahead; 0 is none.
-    coupled: what lies behind a rejected draft is kept.
-    early: rounds accept what those at an image's first places did, which is less. A
-        toy is always early, as only three places are left in it.
+    window: the window M of speculation along the chains; None denoises step by step.
+    gamma: the number of groups drafted ahead; 0 drafts no tokens.
+    coupled: whether drafts after a rejected draft are kept.
+    early: whether rounds accept as many drafts as rounds at the first places of an
+        image, which accept fewer. A toy is always early, because only three places are
+        left in it.
     """
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}
     config = scale.of(presets[name])
@@ -345,7 +349,7 @@ def image_case(
 
 
 def batch_of(model: ImageModel, options: Options, keys: Any, labels: Any) -> Batch:
-    """Returns images whose drafters of denoising steps are not calibrated."""
+    """Returns a batch of images whose drafter of denoising steps is not calibrated."""
     plain = cspd_jax.Plain()
     recipe = resolve(model, plain, options, len(labels))
     keys = jax.random.wrap_key_data(keys)
@@ -353,8 +357,8 @@ def batch_of(model: ImageModel, options: Options, keys: Any, labels: Any) -> Bat
 
 
 def step_program(network: Any, options: Options, first: int, tokens: int) -> Callable:
-    """Makes AR steps of the plain sampler in one scan; returns the tokens and the
-    work."""
+    """Returns a program that takes AR steps of the plain sampler in one scan. It
+    returns the tokens and the counts of the work."""
 
     def run(params, keys, labels, chains, blocks):
         batch = batch_of(ImageModel("", network, params), options, keys, labels)
@@ -378,8 +382,8 @@ def step_program(network: Any, options: Options, first: int, tokens: int) -> Cal
 def round_program(
     network: Any, options: Options, first: int, tokens: int, way: state.Speculation
 ) -> Callable:
-    """Makes rounds of self-speculation in one loop until there are as many tokens;
-    returns what is made."""
+    """Returns a program that takes rounds of self-speculation in one loop until each
+    image has `tokens` new tokens. It returns the tokens and the number of new ones."""
 
     def run(params, keys, labels, chains, blocks):
         with replaying(chains, blocks, first):
@@ -397,7 +401,7 @@ def round_program(
 
 
 def whole_case(scale: Scale, batch: int) -> Case:
-    """Makes whole images of a small model, by the plain sampler."""
+    """Returns a case that makes whole images of a small model by the plain sampler."""
     config = scale.of(SMALL)
     options = Options(final_noise=False)
 
@@ -414,8 +418,8 @@ def whole_case(scale: Scale, batch: int) -> Case:
 
 
 def text_cases(scale: Scale) -> list[Case]:
-    """Makes greedy texts: plain, and by drafts that are right as often as the embedded
-    ones."""
+    """Returns two cases that make greedy text: plain decoding, and speculation with
+    drafts that are right as often as the drafts of the package's text models."""
     config = scale.of(PYTHIA_1_4B)
     small = scale.of(PYTHIA_160M)
     network = lm.LM(config, jnp.bfloat16)
@@ -451,7 +455,7 @@ def text_cases(scale: Scale) -> list[Case]:
             "rounds": int(out.info.calls["target"].sequential),
         }
 
-    a_round = sum(share**kept for kept in range(5))  # tokens, on average
+    a_round = sum(share**kept for kept in range(5))  # mean number of tokens in a round
     return [
         plain,
         Case(
@@ -469,11 +473,11 @@ def text_cases(scale: Scale) -> list[Case]:
 def masked_case(
     scale: Scale, texts: int | None = None, drafts: bool = True, cached: bool = True
 ) -> Case:
-    """Makes a masked text of LLaDA-8B's sizes. Its weights are random and accept
-    nothing, so a round is timed and counts for as many tokens as one of the embedded
-    model fills.
+    """Returns a case that makes a masked text at the sizes of LLaDA-8B. The weights are
+    random and accept no drafts. So rounds are timed, and each round counts for as many
+    tokens as a round of the package's masked model fills.
 
-    texts: of a pass, for chosen sets; None is a chain of 4 drafts.
+    texts: the number of texts per pass, by a fitted table; None is a chain of 4 drafts.
     """
     config = scale.of(LLADA_8B)
     places = scale.new_tokens

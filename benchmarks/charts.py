@@ -1,4 +1,4 @@
-"""Draws what the programs measured: lines, named points, and images with marked
+"""Draws the results of the benchmarks: lines, named points, and images with marked
 tokens."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def lines(
     names: Sequence[str],
     top: float = 0.0,
 ) -> Image.Image:
-    """Draws several lines over the same named places, from 0 to `top` at least; None is
-    left out."""
+    """Draws several lines over the same named places. The vertical axis goes from 0 to
+    at least `top`. A value of None is left out."""
     figure = Figure((8.0, 3.2), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel=below)
     for name, values in series.items():
@@ -47,7 +47,8 @@ def scatter(
     below: str,
     left: str,
 ) -> Image.Image:
-    """Draws named points, exact or lossy ones, above a logarithmic axis."""
+    """Draws named points over a logarithmic axis. The marker of a point shows whether
+    its kind is exact or lossy."""
     figure = Figure((8.0, 4.8), layout="constrained")
     axes = figure.add_subplot(xscale="log", xlabel=below, ylabel=left)
     for x, y, name, kind in zip(across, up, names, kinds):
@@ -61,8 +62,8 @@ def scatter(
 
 
 def marked(images: np.ndarray, marks: np.ndarray) -> Image.Image:
-    """Draws a row of images [N, H, W, 1 or 3] uint8, with frames around the marked
-    tokens, [N, L] bool."""
+    """Draws a row of images, uint8 [N, H, W, 1 or 3], with frames around the tokens
+    that are marked in `marks`, bool [N, L]."""
     page = np.concatenate(np.broadcast_to(images, (*images.shape[:3], 3)), axis=1)
     page = Image.fromarray(page.repeat(_ZOOM, 0).repeat(_ZOOM, 1))
     side = math.isqrt(marks.shape[1])

@@ -1,21 +1,28 @@
-"""All that a quarter of an hour on a GPU is to measure: does it run, how fast is it,
-where does the time go.
+"""Measures, in a quarter of an hour on a GPU, whether the library runs, how fast it is,
+and where the time goes.
 
-    bash benchmarks/gpu.sh  # no row begins after seven minutes; again to go on
+    bash benchmarks/gpu.sh  # begins no row after seven minutes; run it again to go on
     python benchmarks/gpu.py --toy  # all of it on a CPU, at toy sizes
-    # The same programs counted for an H100, without one.
+    # Counts the kernels of the same programs for an H100, without having one.
     python benchmarks/gpu.py --count
-    # Groups by name, some of which are left out otherwise.
+    # Groups by name. Some groups run only if they are named.
     python benchmarks/gpu.py --only "MAR-B on a CPU"
-    python benchmarks/gpu.py --pages  # puts it into README.md and docs/benchmarks.md
+    python benchmarks/gpu.py --pages  # updates README.md and docs/benchmarks.md
 
-It runs from a checkout; nothing of ours need be installed. Rows are written one by one,
-the most important first: MAR-B whose loops the device runs, or the host; PyTorch's
-loops; other windows, batches, sizes and models, by the device's loops if they were
-right and faster; the device's own speed; whether every method gives on it what it gives
-on a CPU in the same process. Whatever fails, or is not compiled in two minutes, is one
-line and costs no later row. The first group is a process of its own, as what it tries
-might end it. Programs of a group are compiled in threads side by side and then timed
+The program runs from a checkout, and the package need not be installed. It writes rows
+one by one, the most important first:
+
+- MAR-B, with loops that the device runs and with loops that the host runs;
+- the loops of PyTorch;
+- other windows, batches, sizes and models, with the device's loops if these were right
+  and faster;
+- the speed of the device itself;
+- whether every method gives the same results on the device as on a CPU in the same
+  process.
+
+A row that fails, or is not compiled in two minutes, is one line and does not stop later
+rows. The first group runs in a process of its own, because its programs might end the
+process. The programs of a group are compiled side by side in threads, and then timed
 one after the other."""
 
 from __future__ import annotations
@@ -55,12 +62,12 @@ from toy import Parser, begin, machine, results, say, write_results
 from cspd_jax import DEVICE_LOOPS
 from cspd_jax.measure import seconds_in_turns
 
-COMPILING = 120.0  # seconds that a program may take
-SLOWEST = 6.0  # seconds; after so many no further repetition of a row begins
+COMPILING = 120.0  # the most seconds that compiling a program may take
+SLOWEST = 6.0  # seconds of a row after which no further repetition begins
 REPEATS = 5
 ON_A_CPU = ("whole images on a CPU", "MAR-B on a CPU", "SphereAR on a CPU")
 FIRST = "MAR-B, loops of the host and of the device"
-EARLY = "MAR-B, early places"  # what version 0.6 measured
+EARLY = "MAR-B, early places"  # the rows that version 0.6 measured
 ALIKE = (EARLY, "MAR-B, float32", "MAR-B, other windows", "MAR-H")
 ENDED = "the process ended"
 PROFILED = {"xla_enable_command_buffers_during_profiling": True}
@@ -70,10 +77,11 @@ _POOL = concurrent.futures.ThreadPoolExecutor(32)
 
 
 def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
-    """Lists groups of cases, the most important first; the programs of one are compiled
-    together.
+    """Returns groups of cases by name, the most important first. The programs of a
+    group are compiled together.
 
-    device_loops: of our programs behind the first group.
+    device_loops: whether the device runs the loops of the library's programs after the
+        first group.
     """
     device = lambda make: lambda: by_the_device(make())
     chosen = device if device_loops else lambda make: make
@@ -146,7 +154,7 @@ def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
 
 
 class Run:
-    """Holds the rows of a file, and how much time is left to add to them."""
+    """The rows of a file of results, and the time until which rows may be added."""
 
     def __init__(self, file: Path, minutes: float, toy: bool, device: str):
         self.file = file
@@ -160,8 +168,8 @@ class Run:
         return time.monotonic() > self.end
 
     def row(self, about: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns such a row of this device, if there is one that did not fail: others
-        are tried again."""
+        """Returns the row of this device that has the values `about`, if there is one
+        that did not fail. Rows that failed are tried again."""
         wanted = (about | self.here).items()
         return next(
             (
@@ -173,7 +181,7 @@ class Run:
         )
 
     def ended(self, about: dict[str, Any]) -> bool:
-        """Says whether such a row ended the process that made it."""
+        """Returns whether the row with the values `about` ended its process."""
         wanted = (about | self.here | {"error": ENDED}).items()
         return any(wanted <= row.items() for row in self.rows)
 
@@ -186,7 +194,8 @@ class Run:
 
     @contextlib.contextmanager
     def trying(self, about: dict[str, Any]) -> Iterator[None]:
-        """Makes what fails meanwhile a row of its own; a toy fails."""
+        """Turns an error inside the block into a row with the values `about`. In a toy
+        run the error is raised."""
         try:
             yield
         except Exception as error:
@@ -195,7 +204,8 @@ class Run:
             self.add({**about, "error": f"{type(error).__name__}: {error}"[:300]})
 
     def once(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
-        """Adds a row that is not a time of a case, such as the device's own speed."""
+        """Adds a row that is not the time of a case, such as the speed of the device,
+        unless the file has it."""
         if not (self.over or self.row({"what": name})):
             with self.trying({"what": name}):
                 self.add({"what": name} | make())
@@ -204,8 +214,9 @@ class Run:
 def compiling(
     lower: Callable[[], Any], device_loops: bool = False
 ) -> Callable[[], Any]:
-    """Traces here, as replaying patches modules, and compiles in a thread; the result,
-    or an error, is asked for later."""
+    """Traces a program now, since replaying patches modules meanwhile, and compiles it
+    in a thread. Returns a function that waits for the compiled program and returns it,
+    or raises the error."""
 
     def compile(lowered: Any) -> Any:
         asked = DEVICE_LOOPS if device_loops else {}
@@ -225,8 +236,8 @@ def compiling(
 
 
 def cases_of(run: Run, title: str, makers: Makers, but_ended: bool) -> list[Any]:
-    """Makes the cases of a group whose rows are missing, and those that they are to be
-    compared with."""
+    """Returns the cases of a group whose rows are missing, and the cases with the
+    host's loops that they are compared with."""
     cases = []
     for make in makers:
         with run.trying({"what": f"making {title}"}):
@@ -250,9 +261,10 @@ def cases_of(run: Run, title: str, makers: Makers, but_ended: bool) -> list[Any]
 def measure(
     run: Run, title: str, makers: Makers, but_ended: bool = False
 ) -> Callable[[], Any] | None:
-    """Compiles and times the cases of a group; returns the last of our programs.
+    """Compiles and times the cases of a group. Returns the last program of the library
+    that ran, or None.
 
-    but_ended: rows that ended a process are not tried again.
+    but_ended: whether to leave out rows that ended a process.
     """
     cases = cases_of(run, title, makers, but_ended)
     seen: list[tuple[dict[str, Any], Any]] = []
@@ -274,7 +286,7 @@ def measure(
                     program(*args)
                 )
                 if case.device_loops:
-                    run.add(case.about | {"error": ENDED})  # until it has not
+                    run.add(case.about | {"error": ENDED})  # replaced if it does not
             else:
                 call = case.prepare()
             # An earlier XLA failed when the loops of a device ran for the second time.
@@ -291,9 +303,10 @@ def measure(
 def as_by_the_host(
     case: Case, out: Any, seen: list[tuple[dict[str, Any], Any]]
 ) -> dict[str, float]:
-    """Says how far apart tokens are that the loops of the device and of the host made.
+    """Returns the largest difference between the tokens that the device's loops and the
+    host's loops made, or {} if there is nothing to compare.
 
-    seen: what the programs before this one made, to which it is added.
+    seen: the tokens of the programs before this one, to which its tokens are added.
     """
     tokens = np.asarray(jax.tree.leaves(out)[0], np.float32)
     same = by_the_host(case.about)
@@ -305,8 +318,8 @@ def as_by_the_host(
 
 
 def device_loops_pay(run: Run) -> bool:
-    """Says whether the loops of the device were right and faster wherever they were
-    tried."""
+    """Returns whether the device's loops were right and faster in all rows that tried
+    them."""
     found = [
         row
         for row in run.rows
@@ -328,8 +341,8 @@ def _about(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_apart(run: Run, title: str) -> None:
-    """Measures a group in a process of its own, which may end before it has all rows;
-    then another one goes on."""
+    """Measures a group in a process of its own. If the process ends before it has all
+    rows, another process goes on."""
     command = [sys.executable, __file__, "--file", str(run.file), "--only", title]
     more: list[str] = []
     while not run.over:
@@ -352,7 +365,7 @@ def measure_apart(run: Run, title: str) -> None:
 
 
 def timed(call: Callable[[], Any], tokens: float) -> dict[str, Any]:
-    """Returns median seconds per token of several runs."""
+    """Returns the median, the least and the most seconds per token of several runs."""
     seconds = [
         taken / tokens for taken in seconds_in_turns({"": call}, REPEATS, SLOWEST)[""]
     ]
@@ -364,8 +377,8 @@ def timed(call: Callable[[], Any], tokens: float) -> dict[str, Any]:
 
 
 def count(run: Run, makers: Makers) -> None:
-    """Compiles the cases of a group for an H100, and adds what their kernels come
-    to."""
+    """Compiles the cases of a group for an H100, and adds rows with the number of their
+    kernels and the modelled time."""
     h100 = kernels.h100()
     ours = [case for case in (make() for make in makers) if isinstance(case, Case)]
     for case in [
@@ -415,7 +428,7 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    # Counted are kernels of optimised programs.
+    # --count needs optimised programs, so a toy run does not switch optimisation off.
     args = begin(make_parser(), quick="--count" not in sys.argv)
     file = args.file or (COUNTED if args.count else MEASURED)
     if args.pages:
@@ -437,7 +450,7 @@ def main() -> None:
 
 
 def measure_all(run: Run, args: Any) -> None:
-    """Measures all that a device is asked, the most important first."""
+    """Measures all groups and checks on a device, the most important first."""
     run.once("machine", lambda: machine() | torch_cases.versions())
     if args.toy:
         measure(run, FIRST, chosen(args)[FIRST])
@@ -446,15 +459,16 @@ def measure_all(run: Run, args: Any) -> None:
     device_loops = device_loops_pay(run)
     for title, makers in chosen(args, device_loops).items():
         last = None if run.over or title == FIRST else measure(run, title, makers)
-        if last is not None:  # of the first group of ours
+        if last is not None:  # `once` keeps the profile of the first such group
             run.once("profile", lambda last=last: gpu_checks.profile(last))
     run.once("device", lambda: gpu_checks.speeds(args.toy))
     gpu_checks.does_it_run(run, compiling, args.toy)
 
 
 def chosen(args: Any, device_loops: bool = False) -> dict[str, Makers]:
-    """Returns the groups that are asked for: without names, all but those for a CPU. A
-    toy has of each kind one or two, and of those that differ in numbers alone none."""
+    """Returns the groups that --only names; without the flag, all groups except those
+    for a CPU. A toy run has one or two cases of each group, and leaves out groups that
+    differ from others only in numbers."""
     every = groups(Scale(args.toy), device_loops)
     found = {
         name: every[name]
@@ -463,7 +477,8 @@ def chosen(args: Any, device_loops: bool = False) -> dict[str, Makers]:
     if not args.toy:
         return found
     few = {name: makers[-2:] for name, makers in found.items() if name not in ALIKE}
-    # Chains, by the loops of the host and of the device.
+    # The two cases of MAR-B that speculate along chains only, with the host's loops and
+    # with the device's loops.
     return few | {FIRST: every[FIRST][1:4:2]} if FIRST in found else few
 
 

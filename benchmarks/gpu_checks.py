@@ -1,6 +1,6 @@
-"""What gpu.py asks of a device besides the time of its cases: how fast it is, whether
-every method gives on it what it gives on a CPU in the same process, and where the time
-of one run goes."""
+"""The checks that gpu.py makes on a device in addition to timing cases: the speed of
+the device, whether every method gives the same results as on a CPU in the same process,
+and where the time of one run goes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from cspd_jax.masked import generation as masked_generation
 from cspd_jax.measure import median_seconds
 from cspd_jax.text import generation as text_generation
 
-ALARM = 1e-4  # of each moment test: how often it rejects what is right
+ALARM = 1e-4  # the probability with which a moment test rejects a correct method
 
 
 def speeds(toy: bool) -> dict[str, float]:
-    """Measures gigabytes a second of a copy, read and written, and teraflops a second
-    of products."""
+    """Measures the speed of a device: the gigabytes per second of a copy, read and
+    written bytes together, and the teraflops per second of matrix products."""
     numbers, side, times = (2**16, 128, 3) if toy else (2**29, 8192, 20)
 
     def seconds(function: Callable, *args: jax.Array) -> float:
-        """Returns those of one call; the device has several to do at a time."""
+        """Returns the seconds of one call, measured over several calls in a row."""
         program = jax.jit(function)
         return (
             median_seconds({"": lambda: [program(*args) for _ in range(times)]}, 3)[""]
@@ -59,11 +59,13 @@ def speeds(toy: bool) -> dict[str, float]:
 
 
 class Check(NamedTuple):
-    """Holds a method on the embedded models.
+    """The check of one method, on the models that come with the package.
 
-    function: pure, of `args` of a seed; returns tokens.
-    against: the exact method whose law it has, or None where the same is expected as on
-        a CPU.
+    name: the name of the method.
+    function: a pure function of `args(seed)`. It returns tokens.
+    args: a function of a seed. It returns the arguments of `function`.
+    against: the name of a method with the same distribution, whose results on a CPU are
+        compared by moments. None if the results must equal the CPU's results.
     """
 
     name: str
@@ -77,8 +79,8 @@ class Check(NamedTuple):
 
 
 def image_checks(toy: bool) -> list[Check]:
-    """Makes every method for images. What takes decisions at random is compared by its
-    law."""
+    """Returns a check for every image method. A method that makes random decisions is
+    compared by its distribution."""
     window = 3 if toy else 16
     model = load("default", toy)
     draft = load("default-draft", toy)
@@ -127,7 +129,8 @@ def _image_check(
 
 
 def text_checks(toy: bool) -> list[Check]:
-    """Makes greedy text and masked text, which are equal token for token."""
+    """Returns checks for greedy text and masked text, whose tokens must all be
+    equal."""
     count, prompts = (
         (8, held_out_prompts(2, 16, toy)) if toy else (64, held_out_prompts(4, 64, toy))
     )
@@ -158,8 +161,8 @@ def text_checks(toy: bool) -> list[Check]:
 
 
 def does_it_run(run: Any, compiling: Callable, toy: bool) -> None:
-    """Adds a row for every method: whether it runs, and whether it gives what it gives
-    on a CPU."""
+    """Adds a row for every method, which says whether it runs on the device and gives
+    the same results as on a CPU."""
     devices = {"here": jax.devices()[0], "cpu": jax.devices("cpu")[-1]}
     checks: dict[str, Check] = {}
     for make in (image_checks, text_checks):
@@ -179,11 +182,11 @@ def does_it_run(run: Any, compiling: Callable, toy: bool) -> None:
             )
 
     def tokens(name: str, where: str, seed: int) -> np.ndarray:
-        """Returns what the method makes there with a seed."""
+        """Returns the tokens that a method makes on a device with a seed."""
         args = jax.device_put(checks[name].args(seed), devices[where])
         return np.asarray(program(name, where)()(*args))
 
-    for check in wanted:  # side by side
+    for check in wanted:  # all programs are compiled side by side
         program(check.name, "here"), program(check.against or check.name, "cpu")
     for check in wanted:
         if run.over:
@@ -198,8 +201,8 @@ def does_it_run(run: Any, compiling: Callable, toy: bool) -> None:
 
 
 def alike(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
-    """Says whether ids are equal, and numbers up to rounding that a chain of steps may
-    carry on."""
+    """Compares the results of one method on two devices. Ids must be equal. Numbers may
+    differ by rounding, which a chain of steps may increase."""
     if np.issubdtype(here.dtype, np.integer):
         return {
             "as_on_a_cpu": bool(np.array_equal(here, cpu)),
@@ -210,8 +213,8 @@ def alike(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
 
 
 def same_moments(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
-    """Compares mean and mean square of the images of two independent samples; false
-    alarms: 1e-4."""
+    """Compares the means and mean squares of two independent samples of images. The
+    probability of a false alarm is 1e-4."""
     least = 1.0
     for power in (1, 2):
         one, other = (np.mean(np.float64(a) ** power, axis=(1, 2)) for a in (here, cpu))
@@ -226,8 +229,8 @@ def same_moments(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
 
 
 def profile(call: Callable[[], Any]) -> dict[str, Any]:
-    """Runs `call` once under jax.profiler: how long the device waits between kernels,
-    and what is longest."""
+    """Runs `call` once under jax.profiler. Returns the time in kernels, the time that
+    the device waits between kernels, and the longest kernels."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             call()

@@ -1,11 +1,12 @@
-"""Kernels of a program that is compiled for an H100, on a machine without one, and a
-model of their time.
+"""Counts the kernels of a program that is compiled for an H100, on a machine without
+one, and models their time.
 
-XLA's own GPU pipeline compiles (without autotuning); the kernels of every loop are
-added up, trips included. What is modelled gives each kernel a launch and its bytes or
-its products, whichever takes longer, and each look of the host at a condition a fixed
-time. A loop or condition in a command buffer is not looked at: the device sets what
-comes next, by one more kernel. It needs, in the version of jax that is installed,
+XLA's own GPU pipeline compiles the program, without autotuning. The kernels of every
+loop are counted once for each trip. In the model, the time of a kernel is the time of
+its launch plus the time of its bytes or of its products, whichever is longer. Each time
+the host reads a condition costs a fixed time. The host does not read the condition of a
+loop that is in a command buffer: the device itself sets the next step, by one more
+kernel. The program needs, in the version of jax that is installed,
 
     pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
 """
@@ -25,14 +26,14 @@ import jax
 
 from cspd_jax import DEVICE_LOOPS
 
-# What the model of an H100's time assumes: fitted to four rows that an H200 measured
-# (gpu.json).
-LAUNCH = 1.15e-6  # seconds of a kernel, on top of its bytes or products
-ROOF = 1.2  # what a kernel takes, as a multiple of its bytes or products alone
-HOST_READ = 50e-6  # seconds: the host waits for a condition and goes on
-BYTES = 3.0e12  # a second
-# Operations a second; products of float32 are of TensorFloat32, unless they are asked
-# for in full.
+# The numbers of the model of an H100's time. They are fitted to four rows that were
+# measured on an H200 (gpu.json).
+LAUNCH = 1.15e-6  # seconds of a launch, in addition to bytes or products
+ROOF = 1.2  # a kernel's time divided by the ideal time of its bytes or products
+HOST_READ = 50e-6  # seconds in which the host waits for a condition and goes on
+BYTES = 3.0e12  # bytes per second
+# Operations per second. Products of float32 use TensorFloat32 unless full precision is
+# requested.
 BFLOAT16 = 700e12
 FLOAT32 = 357e12
 FULL_FLOAT32 = 52e12
@@ -64,10 +65,13 @@ SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 
 
 class Launches(NamedTuple):
-    """Adds up what is launched one after the other.
+    """The sum of a sequence of launches.
 
-    kernels, and reads of conditions by the host. bytes: moved. computing: seconds that
-    matrix products take at the device's peak. seconds: modelled.
+    kernels: the number of kernels.
+    reads: the number of conditions that the host reads.
+    bytes: the number of bytes moved.
+    computing: the seconds of matrix products at the device's peak.
+    seconds: the modelled seconds.
     """
 
     kernels: float = 0.0
@@ -77,11 +81,12 @@ class Launches(NamedTuple):
     seconds: float = 0.0
 
     def and_then(self, other: Launches, times: float = 1.0) -> Launches:
+        """Returns the sum of these launches and `times` times the other ones."""
         return Launches(*(mine + times * more for mine, more in zip(self, other)))
 
     def shares(self) -> dict[str, float]:
-        """Returns the shares of the modelled time that each limit of the device alone
-        would take."""
+        """Returns, for each limit of the device, the time that this limit alone would
+        cause, as a share of the modelled time."""
         alone = {
             "launches": self.kernels * LAUNCH,
             "bytes": ROOF * self.bytes / BYTES,
@@ -92,11 +97,19 @@ class Launches(NamedTuple):
 
 
 READ = Launches(reads=1, seconds=HOST_READ)
-# The device sets what comes next in a command buffer.
+# In a command buffer the device sets the next step by one kernel.
 SET = Launches(kernels=1, seconds=LAUNCH)
 
 
 class Instruction(NamedTuple):
+    """An HLO instruction, read from a line of a module's text.
+
+    name: its name.
+    result: the type of its result, as HLO's text.
+    op: its operation.
+    rest: the text of its operands and attributes.
+    """
+
     name: str
     result: str
     op: str
@@ -117,8 +130,8 @@ class Instruction(NamedTuple):
 
 
 def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Returns the instructions of every computation of an HLO module, and the name of
-    the entry."""
+    """Returns the instructions of every computation in the text of an HLO module, and
+    the name of the entry computation."""
     found: dict[str, list[Instruction]] = {}
     current = []
     entry = ""
@@ -134,8 +147,8 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
 class Program(NamedTuple):
     """A compiled module.
 
-    text: of its instructions.
-    captured: loops and conditions that are in command buffers.
+    text: the text of its instructions.
+    captured: the names of the loops and conditions that are in command buffers.
     """
 
     text: str
@@ -143,7 +156,8 @@ class Program(NamedTuple):
 
 
 def compiled(lowered: Any, device_loops: bool) -> Program:
-    """Compiles a program; XLA says in files which of its parts are command buffers."""
+    """Compiles a program. XLA writes files that show which of its parts are in command
+    buffers."""
     with tempfile.TemporaryDirectory() as folder:
         asked: dict[str, Any] = dict(DEVICE_LOOPS) if device_loops else {}
         asked |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
@@ -162,7 +176,7 @@ def captured_in(folder: Path) -> frozenset[str]:
         for name, number in THUNK_NAME.findall(file.read_text()):
             names[int(number)] = name
     for file in folder.glob("*.thunk_sequence_after_thunk_passes.txt"):
-        buffer = None  # how far the command buffer that we are in is indented
+        buffer = None  # the indentation of the command buffer around this line
         for line in file.read_text().splitlines():
             if not (parts := THUNK.match(line)):
                 continue
@@ -179,12 +193,12 @@ def captured_in(folder: Path) -> frozenset[str]:
 def count_launches(
     program: Program, trips: Sequence[float], named: Mapping[str, float]
 ) -> Launches:
-    """Counts what one run of a compiled module launches.
+    """Returns the launches of one run of a compiled module.
 
-    trips: of the loops whose number of trips the compiler does not know, by depth: on
-        average, for each time that such a loop begins.
-    named: the trips of a loop in such a `jax.named_scope`; how often a condition in one
-        is true.
+    trips: for loops whose number of trips the compiler does not know, the mean number
+        of trips by depth, for each time that such a loop begins.
+    named: the number of trips of a loop in a `jax.named_scope`, by the scope's name; or
+        the share of rounds in which a condition in a scope is true.
     """
     modules, entry = computations(program.text)
     asked = lambda at: SET if at.name in program.captured else READ
@@ -208,7 +222,7 @@ def count_launches(
                     continue
                 if (scope := at.attribute(SCOPE % "while")) in named:
                     times = named[scope]
-                else:  # under vmap a residual is drawn again, hardly ever
+                else:  # the loop of a residual under vmap hardly ever makes a trip
                     times = (
                         0.0
                         if "/vmap()/" in at.attribute(r'op_name="([^"]*)"')
@@ -242,9 +256,10 @@ def count_launches(
 def shares_of(
     at: Instruction, branches: list[Launches], named: Mapping[str, float]
 ) -> list[tuple[float, Launches]]:
-    """Says how often each branch of a condition is taken. Of two it is the longer one,
-    unless its scope has a share; of several, as of the encoder's prefixes, each is as
-    long in use."""
+    """Returns for each branch of a condition how often it is taken. With two branches
+    the longer one is always taken, unless the condition's scope has a share in `named`.
+    With more branches, such as the prefixes of an encoder, all are taken equally
+    often."""
     if len(branches) != 2:
         return [(1 / len(branches), branch) for branch in branches]
     short, long = sorted(branches, key=lambda branch: branch.seconds)
@@ -255,10 +270,10 @@ def shares_of(
 def kernel(
     at: Instruction, called: list[Instruction], results: Mapping[str, str]
 ) -> Launches:
-    """Counts one kernel, which takes a launch, and its bytes or its products.
+    """Returns the launch of one kernel, with its bytes and its products.
 
-    called: what is fused in it.
-    results: types by name, of what is around it.
+    called: the instructions that are fused in the kernel.
+    results: the types of the values in the surrounding computation, by name.
     """
     inner = {i.name: i.result for i in called}
     moved = bytes_of(at.result)
@@ -269,7 +284,7 @@ def kernel(
         if users and all(i.op in ("dynamic-slice", "gather", "slice") for i in users):
             size = min(size, sum(bytes_of(i.result) for i in users))
         elif users and all(i.op == "dynamic-update-slice" for i in users):
-            size = 0  # in place
+            size = 0  # the array is updated in place
             moved = min(
                 moved, sum(bytes_of(inner.get(i.operands[1], "")) for i in users)
             )
@@ -283,8 +298,8 @@ def kernel(
 
 
 def product_seconds(at: Instruction, results: Mapping[str, str]) -> float:
-    """Returns how long a matrix product takes at the device's peak; 0 for anything
-    else."""
+    """Returns the seconds of a matrix product at the device's peak; 0 for any other
+    instruction."""
     contracted = at.attribute(r"lhs_contracting_dim\w*\"?[=:]\s*[\[{]([^\]}]*)[\]}]")
     if not contracted:
         return 0.0
@@ -306,7 +321,7 @@ def product_seconds(at: Instruction, results: Mapping[str, str]) -> float:
 
 
 def bytes_of(shapes: str) -> int:
-    """Adds up the bytes of all arrays of a type as HLO writes it."""
+    """Returns the number of bytes in all arrays of a type, given as HLO's text."""
     return sum(_width(kind) * _numbers(dims) for kind, dims in SHAPE.findall(shapes))
 
 
@@ -338,10 +353,11 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def h100() -> jax.sharding.Sharding:
-    """Returns a device that can be compiled for and not run on."""
+    """Returns the sharding of an H100 for which programs can be compiled, but on which
+    they cannot run."""
     from jax.experimental import topologies
 
-    # There is no driver to ask.
+    # There is no driver that could check these constraints.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     found = topologies.get_topology_desc(
         "h100", "cuda", target_config=H100, topology="1x1x1"

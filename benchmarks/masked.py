@@ -1,17 +1,17 @@
-"""Masked-diffusion text: passes and seconds of self-speculation and of stepwise
-decoding, in one run.
+"""Measures the passes and seconds of self-speculation and of stepwise decoding, for
+masked-diffusion text, in one run.
 
-    # The model that comes with the package, several minutes.
+    # Measures the model that comes with the package, in several minutes.
     python benchmarks/masked.py
-    # Passes alone, of 23 prompts one at a time.
+    # Counts passes only, for 23 prompts one at a time.
     python benchmarks/masked.py --only alone
-    # Temperatures and cuts as Dream and LLaDA are run.
+    # Uses the temperatures and cuts with which Dream and LLaDA are run.
     python benchmarks/masked.py --only sampled
 
-Prompts are beginnings of held-out texts. Every text is compared with that of its
-stepwise reference, and the number of identical ones is printed: in float32 a difference
-can only be a near-tie. Lossy methods come last in each table. Prints tables on standard
-error and one JSON object on standard output.
+The prompts are beginnings of held-out texts. Every text is compared with the text of
+the stepwise reference, and the number of identical texts is printed. In float32 the two
+can differ only by a near-tie. Lossy methods come last in each table. The program prints
+tables on standard error and one JSON object on standard output.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ SETS = {f"{n} texts": SelfSpeculation(texts=n) for n in (4, 8, 16, 32, 64)}
 def jobs(
     part: str, options: Options
 ) -> Iterator[tuple[str, int, int, Options, dict[str, Any], int]]:
-    """Yields what is measured of a part: its name, prompts, how many of them side by
-    side, options, ways, and how often they are run."""
+    """Yields the measurements of a part. Each is (name, number of prompts, number of
+    prompts side by side, options, ways, number of timed runs)."""
     lossy = {"schedule, half the steps (lossy)": Schedule(options.max_new_tokens // 2)}
     for cached in (False, True):
         kind = "with a block cache" if cached else "without a cache"
@@ -71,8 +71,8 @@ def jobs(
 
 
 def measure(model: Any, job: tuple, toy: bool) -> list[dict[str, Any]]:
-    """Returns a row for each way, beside stepwise decoding: seconds are the least of
-    several runs."""
+    """Returns a row for stepwise decoding and one for each way. Seconds are the least
+    of several runs."""
     name, count, side, options, ways, repeats = job
     prompts = [
         ids[: len(ids) - i % 5]

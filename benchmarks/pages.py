@@ -1,4 +1,4 @@
-"""What gpu.py has measured and counted: as a table, and on the pages that name it."""
+"""Writes the results of gpu.py as a table, and into the pages that quote them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ Rows = list[dict[str, Any]]
 
 
 def rows_of(file: Path) -> Rows:
-    """Returns the rows of a file that did not fail; none without a file."""
+    """Returns the rows of a file that did not fail. If there is no file, returns no
+    rows."""
     return [row for row in results(file) if not row.get("error")]
 
 
 def alike(row: dict[str, Any]) -> tuple:
-    """Returns what rows of different methods have in common: for a flow, its steps."""
+    """Returns the values that rows share if only their methods differ. The steps of a
+    flow are among these values."""
     steps = re.search(r"flow\d+", row["options"])
     names = [
         name
@@ -33,7 +35,8 @@ def alike(row: dict[str, Any]) -> tuple:
 
 
 def table(measured: Rows, counted: Rows) -> str:
-    """Writes what was measured as Markdown, beside what is modelled of the same."""
+    """Returns the measured rows as Markdown, with the modelled time of each case beside
+    its measured time."""
     lines = []
     for row in measured:
         if row.get("what") == "device":
@@ -65,8 +68,9 @@ def table(measured: Rows, counted: Rows) -> str:
 
 
 def timed(rows: Rows, modelled: dict[tuple, float] | None = None) -> list[str]:
-    """Writes rows with seconds as a table: measured beside modelled, or modelled with
-    what limits them."""
+    """Returns the lines of a table of rows that have seconds. With `modelled`, the rows
+    are measured, and the modelled time is shown beside them. Without it, the rows are
+    modelled, and the limit of the device is shown beside them."""
     rows = [row for row in rows if "seconds" in row]
     plain = {
         alike(row): row["seconds"] for row in reversed(rows) if row["method"] in PLAIN
@@ -114,8 +118,8 @@ def _identity(row: dict[str, Any]) -> tuple:
 
 
 def faster(measured: Rows, counted: Rows, method: str) -> str:
-    """Says how many times faster than plain MAR-B is by a method, one image in
-    bfloat16."""
+    """Returns a phrase that says how many times faster a method is than plain MAR-B,
+    for one image in bfloat16."""
     for rows, how in ((measured, "measured"), (counted, "modelled")):
         of_mar = [
             row
@@ -136,8 +140,8 @@ def faster(measured: Rows, counted: Rows, method: str) -> str:
 
 
 def pages(measured: Rows, counted: Rows) -> dict[Path, str]:
-    """Returns README.md and docs/benchmarks.md, with what stands between their marks as
-    the rows have it."""
+    """Returns the texts of README.md and docs/benchmarks.md, in which the parts between
+    marks are written anew from the rows."""
     readme = ROOT / "README.md"
     page = ROOT / "docs" / "benchmarks.md"
     cell = lambda mark: f"{mark[1]}{faster(measured, counted, mark[2])}{mark[3]}"

@@ -1,17 +1,18 @@
-"""The tables, figures and the formula of Continuous Speculative Decoding (arXiv
-2411.11925), by name.
+"""Makes the tables, figures and the formula of Continuous Speculative Decoding (arXiv
+2411.11925), by name, with the models of this package.
 
     python benchmarks/paper.py --list
     python benchmarks/paper.py table1 equation35 --out paper
-    python benchmarks/paper.py --out paper  # all of them
-    # What docs/images.md shows.
+    python benchmarks/paper.py --out paper  # all items
+    # Makes the table that docs/images.md shows.
     python benchmarks/paper.py table1 --respacing ddim100 --gamma 3 8
 
-Each item is FOLDER/NAME.json, NAME.md and NAME.png; one whose JSON is there is not made
-again. Every row says exact or lossy. The paper itself was not at hand: its tables are
-as public pages about it give them, and figures are plots whose values were not at hand.
-For time, the embedded models take 25 denoising steps, and ways whose draft model drafts
-anew after each rejection have the two smallest gammas.
+Each item is written as FOLDER/NAME.json, NAME.md and NAME.png. An item whose JSON
+exists is not made again. Every row says exact or lossy. The paper itself was not at
+hand: its tables are quoted from public pages about it, and the values of its figures
+were not available. To save time, the models of the package take 25 denoising steps, and
+ways whose draft model drafts anew after each rejection have only the two smallest
+gammas.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ from cspd_jax.image.options import Options
 from cspd_jax.keys import seed_key
 from cspd_jax.reports.pictures import acceptance_maps, titled
 
-# Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256;
-# acceptance without and with alignment. What else the file quotes, acceptance and
-# speed-up by prefill, is table 4, which is not made.
+# Both tables are by (target, draft, gamma). TABLE1 has the acceptance and the speed-ups
+# at the batches 1, 8, 128 and 256. TABLE3 has the acceptance without and with
+# alignment. The file also quotes acceptance and speed-up by prefill, which is table 4
+# and is not made.
 QUOTED = json.loads((Path(__file__).parent / "results" / "paper.json").read_text())
 TABLE1 = {tuple(row[:3]): (row[3], row[4:]) for row in QUOTED["table1"]}
 TABLE3 = {tuple(row[:3]): tuple(row[3:5]) for row in QUOTED["table3_and_4"]}
-COST = 0.38  # of MAR-B as a share of MAR-H
-PAIR = ("MAR-H", "MAR-B")  # with the largest gain, which is quoted beside ours
+COST = 0.38  # the time of MAR-B divided by the time of MAR-H
+PAIR = ("MAR-H", "MAR-B")  # the paper's pair with the largest gain, quoted beside ours
 BESIDE = "paper (MAR-H, MAR-B)"
 
 _PAPER = PaperCriterion()
@@ -73,19 +75,20 @@ WAYS: dict[str, dict[str, Any]] = {
     "path, by the draft model": {"method": "path"},
     "self": {"method": "self"},
 }
-EMBEDDED = "ddim25"  # a quarter of the embedded models' own
-FEW = 8  # images of a row
+EMBEDDED = "ddim25"  # a quarter of the denoising steps of the package's models
+FEW = 8  # images in a row
 
 
 class Table(NamedTuple):
-    """Holds rows of values below the names of their columns; None is an empty place."""
+    """A table with a title, the names of its columns, and rows of values. None is an
+    empty cell."""
 
     title: str
     columns: Sequence[str]
     rows: list[Sequence[Any]]
 
     def markdown(self) -> str:
-        """Writes floats with three digits."""
+        """Returns the table as Markdown. Floats have three digits."""
         shown = lambda v: (
             "" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v)
         )
@@ -101,7 +104,7 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """Holds images made in one way, and what happened; seconds are those of an
+    """The images that one way made, with their info. `seconds` is the time per
     image."""
 
     tokens: np.ndarray
@@ -112,24 +115,23 @@ class Made:
 
     @property
     def calls(self) -> int:
-        """Counts calls of all networks, one after the other."""
+        """The number of sequential calls of all networks."""
         return self.info.sequential
 
     @property
     def acceptance(self) -> float | None:
-        """Returns the share of the tested drafts that were accepted."""
+        """The share of the tested drafts that were accepted."""
         return self.info.acceptance
 
     @property
     def marks(self) -> np.ndarray:
-        """Returns what became of the draft of each token [N, L]: above 0 it was
-        accepted, below rejected."""
+        """[N, L] the fate of each token's draft: above 0 it was accepted, below 0
+        rejected."""
         return np.asarray(self.info.trace.marks)
 
     @property
     def error(self) -> float | None:
-        """Returns the standard error of the acceptance, images counting as
-        independent."""
+        """The standard error of the acceptance, if images are independent."""
         tested, accepted = (
             np.sum(a, axis=1).astype(float) for a in (self.marks != 0, self.marks > 0)
         )
@@ -143,7 +145,8 @@ class Made:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Runs:
-    """Makes images of a pair of models, each configuration once."""
+    """Makes images by a pair of models. Each way is run once, and its images are
+    kept."""
 
     args: Any
     target: Any
@@ -151,7 +154,8 @@ class Runs:
     kept: dict[str, Made] = dataclasses.field(default_factory=dict)
 
     def request(self, way: dict[str, Any], images: int) -> Request:
-        """Returns what to give `generate`; image i is of class i modulo classes."""
+        """Returns the request for a way. The class of image i is i modulo the number of
+        classes."""
         labels = np.arange(images) % self.target.config.num_classes
         given = dict(way)
         denoise = given.pop("denoise", "plain")
@@ -164,8 +168,8 @@ class Runs:
         return Request(seed_key(0), self.target, labels, method, options)
 
     def __call__(self, way: dict[str, Any], images: int = FEW) -> Made:
-        """Makes images, or returns those made before; the shortest of several runs
-        counts."""
+        """Returns the images of a way, which are made if they are not kept. Their
+        seconds are the least of several runs."""
         images = min(images, self.args.images or images)
         key = str([sorted(way.items(), key=str), images])
         if key not in self.kept:
@@ -181,8 +185,8 @@ class Runs:
         return self.kept[key]
 
     def gammas(self, name: str) -> list[int]:
-        """Returns the gammas of a way: those that draft anew after each rejection have
-        the two smallest."""
+        """Returns the gammas of a way. A way that drafts anew after each rejection has
+        only the two smallest gammas."""
         few = WAYS[name]["method"] in ("path", "paper")
         return self.args.gamma[: 2 if few else None]
 
@@ -200,13 +204,13 @@ ITEMS: dict[str, tuple[str, Callable[[Runs], Item]]] = {}
 
 
 def item(name: str, title: str) -> Callable:
-    """Registers a function as the item of a name."""
+    """Registers a function that makes the item with this name."""
     return lambda make: ITEMS.setdefault(name, (title, make))[1]
 
 
 def _published(name: str, gamma: int | None, batch: int | None = None) -> float | None:
-    """Returns the paper's acceptance, or speed-up at a batch, for the ways that are the
-    paper's."""
+    """Returns the paper's acceptance, or its speed-up at a batch, if the way is one of
+    the paper's; else None."""
     if (
         name not in (RELEASED, PAPER)
         or (found := TABLE1.get((*PAIR, gamma or 0))) is None
@@ -368,8 +372,8 @@ def figure16(run: Runs) -> Item:
     "The speed-up that the formula predicts, and the one that was measured",
 )
 def equation35(run: Runs) -> Item:
-    """Compares the paper's (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)) with
-    its own numbers."""
+    """Compares the paper's formula (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c +
+    1)) with the speed-ups that the paper measured."""
     found = {gamma: of for (*pair, gamma), of in TABLE1.items() if tuple(pair) == PAIR}
     rows = [
         (
@@ -394,7 +398,7 @@ def equation35(run: Runs) -> Item:
 
 
 def write(name: str, run: Runs, folder: Path) -> None:
-    """Makes an item, and writes its picture, its page and, last of all, its JSON."""
+    """Makes an item, and writes its picture, its page and, at the end, its JSON."""
     title, make = ITEMS[name]
     begun = time.perf_counter()
     tables, drawn = make(run)

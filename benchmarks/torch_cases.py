@@ -1,9 +1,10 @@
-"""The loops of published PyTorch implementations, timed on the same device as ours, in
-the same process.
+"""The loops of published PyTorch implementations, timed on the same device and in the
+same process as the programs of this library.
 
-Images: MAR's loop (reference_torch.py), eagerly, and with the head's whole chain as one
-captured CUDA graph, which is what an engineer would do first. Text: transformers'
-greedy `generate`. Weights are random.
+For images this is MAR's loop (reference_torch.py), run eagerly, and also with the whole
+chain of the head captured as one CUDA graph, which is the first optimisation that an
+engineer would make. For text it is transformers' greedy `generate`. The weights are
+random.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from cspd_jax.networks.config import MAR_PRESETS
 
 @dataclasses.dataclass(frozen=True)
 class TorchCase:
-    """Holds a loop of PyTorch.
+    """A PyTorch loop to be timed.
 
-    about: the identity of its row.
-    tokens: that one run makes.
-    prepare: returns what is timed, which ends when the device has.
+    about: the identity of its row in the results.
+    tokens: the number of tokens that one run makes.
+    prepare: returns the function to be timed. The function returns when the device has
+        finished.
+    facts: a function of the output. It returns values that are known only after the
+        run.
     """
 
     about: dict[str, Any]
@@ -39,8 +43,8 @@ class TorchCase:
 
 
 def can_run(case: Case | TorchCase) -> bool:
-    """Says why where it cannot: a package is missing, or a graph would be captured on a
-    CPU."""
+    """Returns whether a case can run here, and prints why if it cannot: a package is
+    missing, or a graph would have to be captured on a CPU."""
     if isinstance(case, Case):
         return True
     name = case.about["model"]
@@ -70,7 +74,8 @@ def device() -> Any:
 
 @contextlib.contextmanager
 def waited_for() -> Iterator[None]:
-    """Is around what PyTorch computes: at its end the device has done it."""
+    """A context in which PyTorch computes without gradients. At its end it waits for
+    the device."""
     import torch
 
     with torch.inference_mode():
@@ -87,8 +92,10 @@ def mar_case(
     guided: bool = False,
     dtype: str = "bfloat16",
 ) -> TorchCase:
-    """Makes tokens of MAR's loop behind 3/8 of an image. how: "eager", or "graph" for a
-    captured chain."""
+    """Returns a case that makes tokens by MAR's loop, after 3/8 of an image.
+
+    how: "eager", or "graph" for a captured chain.
+    """
     config = scale.of(MAR_PRESETS[name])
     tokens = min(scale.tokens, 8)
 
@@ -100,7 +107,7 @@ def mar_case(
         rows = (1 + guided) * batch
         length = config.seq_len
         first = config.seq_len * 3 // 8
-        # Not around what is timed, where it slows every call.
+        # This context is not around the timed function, because it slows every call.
         with torch.device(device()):
             model = reference_torch.MAR(config).to(getattr(torch, dtype))
         with waited_for():
@@ -132,7 +139,7 @@ def mar_case(
 
 
 def whole_case(scale: Scale, batch: int) -> TorchCase:
-    """Makes whole images of a small model by MAR's loop."""
+    """Returns a case that makes whole images of a small model by MAR's loop."""
     config = scale.of(SMALL)
 
     def prepare() -> Callable[[], Any]:
@@ -157,13 +164,13 @@ def whole_case(scale: Scale, batch: int) -> TorchCase:
 
 
 def captured(function: Callable, example: Any) -> Callable:
-    """Makes the function one CUDA graph, which is replayed on other values of its
-    argument."""
+    """Captures a function as one CUDA graph. Returns a function that replays the graph
+    for other values of the argument."""
     import torch
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # once outside, as capturing asks for
+    with torch.cuda.stream(stream):  # capturing needs one call before it
         function(example)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -179,7 +186,8 @@ def captured(function: Callable, example: Any) -> Callable:
 
 
 def text_case(scale: Scale) -> TorchCase:
-    """Makes greedy text by transformers, at the sizes of Pythia-1.4B."""
+    """Returns a case that makes greedy text by transformers, at the sizes of
+    Pythia-1.4B."""
     count = scale.new_tokens
     c = scale.of(PYTHIA_1_4B)
 

@@ -1,12 +1,11 @@
-"""Serves all programs: their arguments, `--toy`, how they time, and how they write what
-they found.
+"""The parts that all benchmarks share: their arguments, the flag `--toy`, timing, and
+the writing of results.
 
-`--toy` runs all of a program's code in seconds, on tiny random models, to see that it
-runs.
-
-Numbers that come out mean nothing. A toy model is the shipped one of its name with few
-and narrow layers, 16 tokens and 5 denoising steps. What a program writes goes into a
-temporary folder that ends with the process, unless a file is named.
+`--toy` runs all of a program's code in seconds, on tiny random models, to check that it
+runs. The resulting numbers have no meaning. A toy model has the name of a model that
+comes with the package, with few and narrow layers, 16 tokens and 5 denoising steps. A
+toy run writes into a temporary folder that is deleted when the process ends, unless a
+file is named.
 """
 
 from __future__ import annotations
@@ -81,10 +80,11 @@ _NARROW = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads the arguments of a program, --toy among them.
+    """The parser of a program's arguments, which include --toy.
 
-    small: by name, what --toy gives to arguments that are not given; a path lies in a
-        temporary folder.
+    about: the description of the program.
+    small: values by name that --toy gives to arguments that the caller does not give. A
+        path is put into a temporary folder.
     """
 
     def __init__(self, about: str | None, **small: Any):
@@ -110,8 +110,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
-    """Returns the arguments; with --toy programs are compiled quickly, and caches are
-    their own."""
+    """Returns the arguments. With --toy, programs are compiled with few optimisations,
+    and caches are in the temporary folder."""
     args = parser.parse_args()
     if args.toy:
         os.environ["XDG_CACHE_HOME"] = str(scratch() / "cache")
@@ -121,23 +121,24 @@ def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
 
 
 def say(line: str) -> None:
-    """Prints what happens, on standard error."""
+    """Prints a line on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def results(file: Path | None) -> Any:
-    """Returns what a file holds; an empty list without one."""
+    """Returns the JSON value in a file. If there is no file, returns an empty list."""
     return json.loads(file.read_text()) if file is not None and file.exists() else []
 
 
 def write_results(file: Path | None, found: Any) -> None:
-    """Writes results, if a file is named; a run that is cut off leaves a whole one."""
+    """Writes results into a file, if one is named. If the program is stopped meanwhile,
+    the old file stays complete."""
     if file is not None:
         write_text(file, json.dumps(found, indent=1) + "\n")
 
 
 def machine() -> dict[str, Any]:
-    """Names what seconds were measured on."""
+    """Returns a description of the machine on which seconds are measured."""
     lines = (
         Path("/proc/cpuinfo").read_text().splitlines()
         if os.path.exists("/proc/cpuinfo")
@@ -156,7 +157,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-_SCRATCH = tempfile.TemporaryDirectory(prefix="toy-")  # ends with the process
+_SCRATCH = tempfile.TemporaryDirectory(prefix="toy-")  # deleted when the process ends
 
 
 def scratch() -> Path:
@@ -164,7 +165,8 @@ def scratch() -> Path:
 
 
 def load(name: str, toy: bool = True) -> Any:
-    """Loads a model, or makes a toy of the same name and data, or vocabulary."""
+    """Loads a model. With `toy`, makes a tiny random model with the same name, and the
+    same data set or vocabulary."""
     if not toy:
         return hub.load(name)
     network, params, metadata = _random(name)
@@ -181,8 +183,8 @@ def load(name: str, toy: bool = True) -> Any:
 def _random(name: str) -> tuple[Any, Any, dict[str, Any]]:
     """Returns the network, random parameters and metadata of a toy.
 
-    Drafts are the models that they draft for, with other last digits, so that they are
-    often right.
+    The parameters of a draft are the parameters of its target plus small random
+    numbers, so that the draft is often right.
     """
     metadata = weights.read_description(hub.shipped_folder(name))
     config = narrow(metadata.pop("config"))
@@ -199,7 +201,8 @@ def _random(name: str) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def narrow(config: Any) -> Any:
-    """Makes a configuration tiny: text keeps its vocabulary, images keep their size."""
+    """Returns a configuration with tiny layers. A language model keeps its vocabulary,
+    and an image model keeps the size of its images."""
     if isinstance(config, LMConfig):
         return dataclasses.replace(config, **_NARROW["lm"])
     small = _NARROW[kind_name(config)]
@@ -224,10 +227,11 @@ def random_params(config: Any, apart: float = 0.0) -> Any:
 
 
 def held_out_prompts(count: int, length: int, toy: bool) -> list[list[int]]:
-    """Returns the beginnings of held-out texts that are several times as long, as the
-    shipped models' ids.
+    """Returns the ids of the first `length` bytes of held-out texts that are more than
+    four times as long.
 
-    The corpus of the shipped models takes a while to read; a toy has other texts.
+    Reading the corpus of the package's models takes a while, so a toy run uses other
+    texts.
     """
     if toy:
         lines = (
@@ -241,7 +245,7 @@ def held_out_prompts(count: int, length: int, toy: bool) -> list[list[int]]:
 
 
 def timed_images(request: Request) -> tuple[np.ndarray, Info, float]:
-    """Returns tokens, what happened, and the seconds of the run without tracing and
+    """Returns the tokens, the info, and the seconds of the run without tracing and
     compiling."""
     compiled = compile_seconds()
     start = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Published PyTorch checkpoints -> Flax parameters, without PyTorch."""
+"""Converts published PyTorch checkpoints to Flax parameters, without PyTorch."""

@@ -1,10 +1,11 @@
-"""From a checkpoint's tensors to a Flax tree, by a table of names, with nothing left
-over on either side.
+"""Turns a checkpoint's tensors into a Flax tree by a table of names. No tensor and no
+parameter may be left over.
 
-A table maps a Flax module path to the checkpoint's module name; leaves follow one fixed
-rule (`kernel`, `scale` and `embedding` are all called `weight` there). Expected paths
-and shapes come from the Flax network itself, so a table cannot silently miss a
-parameter. No sentence here names the file: `source` does.
+A table maps the path of a Flax module to the name of the module in the checkpoint.
+Parameters follow one fixed rule: Flax's `kernel`, `scale` and `embedding` are all
+called `weight` in the checkpoint. The expected paths and shapes come from the Flax
+network itself, so a table cannot silently miss a parameter. The error messages here do
+not name the file; the module `source` adds its name.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cspd_jax.check import UserError
 
 Shape = tuple[int, ...]
-# What a file holds beside its tensors, such as the arguments of a training.
+# The values that a file holds in addition to its tensors, such as training arguments.
 Args = Mapping[str, Any]
 NO_ARGS: Args = types.MappingProxyType({})
-# (path of a parameter, the array) -> what becomes of it
+# (path of a parameter, its array) -> the value to put into the tree
 Put = Callable[[tuple[str, ...], np.ndarray], Any]
 # (pattern of the Flax module path, checkpoint's module name)
 Table = tuple[tuple[str, str], ...]
@@ -40,7 +41,8 @@ _LISTED = 5
 
 
 class Tensor(Protocol):
-    """What a converter needs of a tensor: it is not read before `numpy` is called."""
+    """The interface of a tensor for converters. The tensor is not read before `numpy`
+    is called."""
 
     shape: Shape
     dtype: Any
@@ -50,13 +52,16 @@ class Tensor(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the caller knows better than the file; None means not given.
+    """Settings from the caller, which override the file. None means that a setting is
+    not given.
 
-    heads: attention heads of a MAR model's encoder and decoder, or of a causal model.
-    patch_size: latents along one side of a token (MAR).
-    respacing: of the denoising (MAR, SphereAR, NextStep-1).
-    vae_stride: pixels per latent (MAR, SphereAR, NextStep-1).
-    groups: of the group normalisation (KL-16, FLUX-type autoencoders).
+    heads: the numbers of attention heads of a MAR model's encoder and decoder, or the
+        number of a causal model's heads.
+    patch_size: the number of latents along one side of a token (MAR).
+    respacing: the respacing of the denoising (MAR, SphereAR, NextStep-1).
+    vae_stride: the number of pixels per latent (MAR, SphereAR, NextStep-1).
+    groups: the number of groups of the group normalisation (KL-16, FLUX-type
+        autoencoders).
     """
 
     heads: tuple[int, ...] | None = None
@@ -68,10 +73,13 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One parameter: its place in the Flax tree, and the name and shape of its tensor
-    in the checkpoint.
+    """One parameter, and its tensor in the checkpoint.
 
-    rows: takes the parameter's rows out of that tensor, or puts them in our order.
+    path: the parameter's path in the Flax tree.
+    name: the name of the tensor.
+    source_shape: the shape of the tensor.
+    rows: a function of the tensor's array. It returns the rows of this parameter, in
+        the order of this library.
     """
 
     path: tuple[str, ...]
@@ -80,8 +88,8 @@ class Entry:
     rows: Callable[[np.ndarray], np.ndarray] = lambda array: array
 
     def to_flax(self, array: np.ndarray) -> np.ndarray:
-        """Turns kernels, [out, in] -> [in, out] and [out, in, h, w] -> [h, w, in,
-        out]."""
+        """Returns the parameter from the tensor's array. Kernels are transposed: [out,
+        in] -> [in, out], and [out, in, h, w] -> [h, w, in, out]."""
         array = self.rows(array)
         if self.path[-1] != "kernel":
             return array
@@ -89,8 +97,8 @@ class Entry:
 
 
 def entries(table: Table, tree: Mapping) -> list[Entry]:
-    """Returns every parameter of an abstract Flax tree (leaves with a `shape`) with its
-    checkpoint name."""
+    """Returns an entry for every parameter of an abstract Flax tree, whose leaves have
+    a `shape`."""
     return [
         _entry(table, path, tuple(leaf.shape))
         for path, leaf in flatten_dict(tree).items()
@@ -116,7 +124,7 @@ def _translate(table: Table, module: str) -> str:
 
 
 class Shapes(dict[str, Shape]):
-    """The shapes of a checkpoint's tensors by name, from which sizes are read."""
+    """The shapes of a checkpoint's tensors by name. Converters read sizes from them."""
 
     def size(self, name: str, axis: int) -> int:
         """Returns the size of a tensor along an axis."""
@@ -130,23 +138,24 @@ class Shapes(dict[str, Shape]):
         return self[name][axis]
 
     def count(self, prefix: str) -> int:
-        """Counts the different numbers that follow a prefix; there must be one."""
+        """Returns how many different numbers follow a prefix in the names. Raises
+        UserError if there are none."""
         found = len(self.indices(rf"{re.escape(prefix)}(\d+)\."))
         if not found:
             raise UserError(f"the tensors do not fit the network: missing {prefix}0.*")
         return found
 
     def indices(self, pattern: str) -> tuple[int, ...]:
-        """Returns the numbers that group 1 of a pattern takes at the start of the
-        names, increasing."""
+        """Returns, in increasing order, the numbers that group 1 of a pattern matches.
+        The pattern is matched at the start of each name."""
         return tuple(
             sorted({int(m[1]) for m in map(re.compile(pattern).match, self) if m})
         )
 
 
 def check_shapes(have: Mapping[str, Shape], need: Mapping[str, Shape]) -> None:
-    """Raises UserError, which names what is missing, unknown or misshapen, unless the
-    shapes are equal."""
+    """Raises UserError unless the names and shapes are equal. The message lists the
+    tensors that are missing, unknown or misshapen."""
     wrong = {
         name: shape
         for name, shape in need.items()
@@ -168,11 +177,12 @@ def check_shapes(have: Mapping[str, Shape], need: Mapping[str, Shape]) -> None:
 
 
 class Format:
-    """How the checkpoints of one kind are laid out.
+    """The layout of the checkpoints of one kind.
 
-    table: names the tensors of a network.
-    abstract_params: describes the parameters of the network with a configuration.
-    ignored: a pattern for the names of tensors that hold no parameter.
+    table: the names of the tensors.
+    abstract_params: a function of a configuration. It returns the paths and shapes of
+        the network's parameters.
+    ignored: a pattern for the names of tensors that are not parameters.
     """
 
     def __init__(
@@ -183,13 +193,12 @@ class Format:
         self.ignored = re.compile(ignored)
 
     def wanted(self, config: Any) -> list[Entry]:
-        """Returns every parameter of the network of these sizes, and the tensor that
-        holds it."""
+        """Returns an entry for every parameter of the network with this
+        configuration."""
         return entries(self.table, self.abstract_params(config))
 
     def parameters(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those of a file's tensors (or shapes) that are parameters of the
-        network."""
+        """Returns the tensors (or shapes) of a file without the ignored ones."""
         return {
             name: value
             for name, value in named.items()
@@ -197,7 +206,8 @@ class Format:
         }
 
     def plan(self, config: Any, shapes: Mapping[str, Shape]) -> list[Entry]:
-        """Says which tensor goes where; UserError as in `check_shapes`."""
+        """Returns the entries for a file with these shapes. Raises UserError like
+        `check_shapes`."""
         wanted = self.wanted(config)
         check_shapes(
             self.parameters(shapes),
@@ -206,14 +216,14 @@ class Format:
         return wanted
 
     def check(self, config: Any, tensors: Mapping[str, Tensor]) -> list[Entry]:
-        """Returns the plan; UserError unless names, shapes and types fit. Reads no
-        number."""
+        """Returns the entries for a file. Raises UserError unless names, shapes and
+        types fit. Does not read the values of tensors."""
         wanted = self.plan(
             config, {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         )
         for entry in wanted:
             dtype = tensors[entry.name].dtype
-            # Such as integers that would need scales.
+            # Quantised integers, for example, would need scales.
             if not jnp.issubdtype(dtype, jnp.floating):
                 raise UserError(
                     f"tensor {entry.name} has type {dtype}; weights are floating point"
@@ -227,11 +237,12 @@ class Format:
         dtype: Any = np.float32,
         put: Put | None = None,
     ) -> dict:
-        """Reads the tensors one by one into a Flax tree of `dtype` arrays; refuses NaN
-        and infinity.
+        """Reads the tensors one by one into a Flax tree of `dtype` arrays. Raises
+        UserError for NaN and infinity.
 
-        put: takes each path and array, and returns what becomes of it: one tensor at a
-            time is in memory.
+        put: a function of a parameter's path and array. It returns the value to put
+            into the tree in place of the array, so that only one array at a time need
+            be in memory.
         """
         found = {}
         for entry in self.check(config, tensors):

@@ -1,9 +1,11 @@
-"""Published EAGLE-3 heads: a folder with config.json and one file of weights.
+"""Converts published EAGLE-3 heads, which are folders with config.json and one file of
+weights.
 
-The research code and SpecForge call the layer `midlayer`, speculators `layers.0`, with
-the sizes of the layer in an object of their own. `d2t` says by how much each of the
-head's ids lies before the target's id that it stands for, `t2d` which of the target's
-ids are among them.
+The research code and SpecForge call the head's layer `midlayer`. speculators calls it
+`layers.0`, and has the sizes of the layer in an object of their own. Each id of the
+head stands for an id of the target. The tensor `d2t` has the difference between the
+two: with d2t[5] = 12, the head's id 5 stands for the target's id 17. The tensor `t2d`
+says which of the target's ids the head has.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from cspd_jax.networks.eagle import abstract_params
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig
 
 _BIN = "pytorch_model.bin"
-_SIZES = "transformer_layer_config"  # of speculators
+_SIZES = "transformer_layer_config"  # the object of sizes in files of speculators
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _TABLE = (
     (r"", r"embed_tokens"),
@@ -43,14 +45,14 @@ _TABLE = (
 
 
 def is_folder(path: Path) -> bool:
-    """Says whether config.json there describes a head."""
+    """Returns whether a folder's config.json describes a head."""
     config = hf.published_config(path)
     named = any("eagle3" in name.lower() for name in config.get("architectures") or ())
     return named or "draft_vocab_size" in config
 
 
 def open_folder(path: Path) -> hf.Folder:
-    """Opens a folder, and names the tensors as the research code does."""
+    """Opens a folder, and gives the tensors the names of the research code."""
     if (path / _BIN).is_file() and not (path / hf.SINGLE).is_file():
         config = hf.Values(read_object(path / hf.CONFIG))
         tensors = open_checkpoint(path / _BIN)
@@ -90,11 +92,12 @@ def make_config(folder: hf.Folder, options: Options = Options()) -> EagleConfig:
 
 
 def _entering(config: hf.Values) -> tuple[int, ...]:
-    """Returns the layers that the file names, counted by what enters them; without any,
-    those of the published rule.
+    """Returns the target's layers whose inputs the head reads, or () if the file names
+    none.
 
-    SpecForge and SGLang count by what leaves a layer, speculators and vLLM by what
-    enters it.
+    SpecForge and SGLang name the layer that has a state as its output. speculators and
+    vLLM name the layer that has it as its input, like this library. For example, the
+    state between layers 4 and 5 is named 4 by the former and 5 by the latter.
     """
     inside = hf.Values(config.get("eagle_config", {}))
     by_leaving = _SIZES not in config
@@ -102,6 +105,8 @@ def _entering(config: hf.Values) -> tuple[int, ...]:
 
 
 class _Format(Format):
+    """The layout of heads, whose parameters include the ids."""
+
     def convert(
         self,
         config: EagleConfig,
@@ -109,13 +114,15 @@ class _Format(Format):
         dtype: Any = np.float32,
         put: Put | None = None,
     ) -> dict:
-        """Adds which of the target's ids each of the head's is."""
+        """Adds the array `ids`, which has the target's id for each id of the head."""
         ids = _ids(config, tensors)
         params = super().convert(config, tensors, dtype, put)
         return {**params, "ids": ids if put is None else put(("ids",), ids)}
 
 
 def _ids(config: EagleConfig, tensors: Mapping[str, Tensor]) -> np.ndarray:
+    """Returns int32 [number of the head's ids], the target's id for each id of the
+    head. Raises UserError if d2t and t2d do not fit."""
     ids = np.arange(config.ids)
     if "d2t" in tensors:
         ids = ids + tensors["d2t"].numpy()

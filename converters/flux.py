@@ -1,8 +1,8 @@
-"""FLUX-type autoencoders, such as NextStep-1's: the names of KL-16 without its
-quantisation convolutions.
+"""Converts FLUX-type autoencoders, such as the one of NextStep-1. The tensors have the
+names of KL-16, without the quantisation convolutions.
 
-A folder has `config.json`, with the sizes and how latents are scaled, and
-`checkpoint.pt` beside it; a file of weights alone is taken for FLUX.1's.
+A folder has `config.json`, with the sizes and the scaling of latents, and
+`checkpoint.pt`. A file of weights alone is converted as FLUX.1's autoencoder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cspd_jax.converters import hf, kl16
 from cspd_jax.converters._tables import NO_ARGS, Args, Options, Shapes
 from cspd_jax.networks.config import FluxConfig
 
-INSIDE = "vae"  # of a NextStep-1 model's folder
+INSIDE = "vae"  # the autoencoder's folder in the folder of a NextStep-1 model
 FILES = (
     "checkpoint.pt",
     "checkpoint.safetensors",
@@ -25,12 +25,12 @@ FORMAT = kl16.FORMAT
 
 
 def is_folder(path: str | os.PathLike) -> bool:
-    """Says whether config.json there describes such an autoencoder."""
+    """Returns whether a folder's config.json describes a FLUX-type autoencoder."""
     return {"z_channels", "ch_mult"} <= hf.published_config(path).keys()
 
 
 def weights(path: Path) -> Path:
-    """Returns the file of the weights in a folder."""
+    """Returns the path of the file with the weights in a folder."""
     for name in FILES:
         if (path / name).is_file():
             return path / name
@@ -42,7 +42,8 @@ def weights(path: Path) -> Path:
 def make_config(
     shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
 ) -> FluxConfig:
-    """Takes sizes from shapes, the rest from config.json (`args`), if there is one."""
+    """Makes the configuration. The sizes come from the shapes, and the other fields
+    from config.json (`args`), if there is one."""
     told = {"scale": args.get("scaling_factor"), "shift": args.get("shift_factor")}
     told |= {"normalised": args.get("encoder_norm"), "token_side": args.get("psz")}
     said = {name: value for name, value in told.items() if value is not None}

@@ -1,9 +1,9 @@
-"""Language models in GGUF files, as the package `gguf` reads them: family,
-configuration, parameters.
+"""Converts language models from GGUF files, which the package `gguf` reads.
 
-The format's llama files hold the rows of queries and keys in another order than Hugging
-Face's: the two dimensions that are rotated together lie side by side, and here they are
-half a head apart. Qwen2's rows are in our order.
+In a GGUF file of the family llama, the rows of queries and keys are in another order
+than in Hugging Face's files and in this library: two dimensions that are rotated
+together are adjacent, and here they are half a head apart. The rows of qwen2 and qwen3
+have the order of this library.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TABLE: Table = (
     (r"norm", r"output_norm"),
     (r"head", r"output"),
 )
-_FACTORS = "rope_freqs.weight"  # by which each rotary frequency is divided
+_FACTORS = "rope_freqs.weight"  # the factors that divide the rotary frequencies
 _KEYS = {
     "block_count",
     "context_length",
@@ -72,25 +72,30 @@ _FLOATS = {
 
 @dataclasses.dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor that has not been read yet. stored: the format's name of its numbers,
-    such as Q4_K."""
+    """A tensor that has not been read yet.
+
+    shape: the shape of the tensor.
+    stored: the format's name for the type of the stored numbers, such as Q4_K.
+    data: the stored bytes, mapped from the file.
+    """
 
     shape: tuple[int, ...]
     stored: str
-    data: np.ndarray  # mapped
+    data: np.ndarray
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the numbers that are read."""
+        """The type of the numbers that `numpy` returns."""
         return _FLOATS.get(self.stored, np.dtype(np.float32))
 
     def numpy(self) -> np.ndarray:
-        """Reads the numbers, dequantised where they are not floats."""
+        """Returns the numbers. Numbers that are stored in a quantised type are
+        dequantised."""
         if self.stored in _FLOATS:
             return np.ascontiguousarray(self.data).view(self.dtype).reshape(self.shape)
         from gguf import GGMLQuantizationType, quants
 
-        # Scales of damaged files; whoever fills in parameters refuses them.
+        # A damaged file may have wrong scales. NaN and infinity are refused later.
         with np.errstate(all="ignore"):
             return quants.dequantize(
                 self.data, GGMLQuantizationType[self.stored]
@@ -99,10 +104,11 @@ class GGUFTensor:
 
 @dataclasses.dataclass(frozen=True)
 class GGUF:
-    """What a file says. No tensor has been read yet.
+    """The content of a GGUF file. No tensor has been read yet.
 
-    tensors: but for the rotary factors.
-    factors: those.
+    metadata: the metadata by name.
+    tensors: the tensors by name, without the rotary factors.
+    factors: the rotary factors; None if the file has none.
     """
 
     metadata: Values
@@ -111,7 +117,7 @@ class GGUF:
 
 
 def is_gguf(path: Path) -> bool:
-    """Tells whether a file is called so or begins so."""
+    """Returns whether a file is a GGUF file, by its name or else by its first bytes."""
     if path.suffix == ".gguf" or not path.is_file():
         return path.suffix == ".gguf"
     with path.open("rb") as file:
@@ -119,7 +125,8 @@ def is_gguf(path: Path) -> bool:
 
 
 def open_gguf(path: str | os.PathLike) -> GGUF:
-    """Opens a file; UserError if the package is missing or the file is damaged."""
+    """Opens a GGUF file. Raises UserError if the package `gguf` is missing or the file
+    is damaged."""
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -129,7 +136,7 @@ def open_gguf(path: str | os.PathLike) -> GGUF:
     try:
         reader = GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
-    # The package checks nothing, and stumbles in many ways over a damaged file.
+    # The package does not check the file, so a damaged file raises many kinds of error.
     except Exception as error:
         raise UserError(f"{path} is damaged, or no GGUF file ({error})") from None
     tensors = {
@@ -195,19 +202,20 @@ def make_config(file: GGUF) -> LMConfig:
 
 def _scaling_fields(own: Values) -> dict[str, Any]:
     factor = own.get("rope.scaling.factor", own.get("rope.scale_linear", 0))
-    # Older files name a factor and no type, and mean linear.
+    # Older files have a factor and no type. They mean linear scaling.
     kind = own.get("rope.scaling.type", "linear" if factor else "none")
     if kind not in ("none", "linear"):
         raise own.refuse(
             "rope.scaling.type", "rotary scalings other than linear are not supported"
         )
-    if kind == "none" or factor in (0, 1):  # the format has 0 for no factor
+    if kind == "none" or factor in (0, 1):  # in this format 0 stands for no factor
         return {}
     return {"rope_scaling": "linear", "rope_factor": factor}
 
 
 def _with_factors(config: LMConfig, factors: GGUFTensor, own: Values) -> LMConfig:
-    """Adds the llama3 scaling of which the file holds the table of factors."""
+    """Returns the configuration with llama3 scaling, for a file that has a table of
+    rotary factors. Raises UserError if the table belongs to another scaling."""
     table = factors.numpy().astype(np.float64)
     if (table == 1).all():
         return config
@@ -229,14 +237,21 @@ def _with_factors(config: LMConfig, factors: GGUFTensor, own: Values) -> LMConfi
 
 
 def _turned(heads: int, array: np.ndarray) -> np.ndarray:
-    """Puts rows (pair, first or second of it) of every head in our order, (first or
-    second, pair)."""
+    """Puts the rows of every head into the order of this library: from (pair, member of
+    the pair) to (member of the pair, pair).
+
+    For example, the 6 rows a0 a1 b0 b1 c0 c1 of a head become a0 b0 c0 a1 b1 c1.
+    """
     pairs = array.reshape(heads, -1, 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)
 
 
 class _Format(Format):
+    """The layout of language models in GGUF files."""
+
     def wanted(self, config: LMConfig) -> list[Entry]:
+        """Returns an entry for every parameter. For the family llama, the entries of
+        queries and keys put their rows into the order of this library."""
         entries = super().wanted(config)
         if config.family != "llama":
             return entries

@@ -1,9 +1,9 @@
-"""The tokenizer in a GGUF file's metadata, written as Hugging Face's tokenizer.json and
-its companion.
+"""Converts the tokenizer in a GGUF file's metadata to Hugging Face's tokenizer.json and
+tokenizer_config.json.
 
-Byte-level byte-pair encoding only. The metadata names the patterns by which a text is
-split before it is encoded; what stands behind a name is in `_SPLITS`. Files with
-another tokenizer are converted without one.
+Only byte-level byte-pair encoding is converted. The metadata has a name for the rule by
+which a text is split before it is encoded, and `_SPLITS` has the rule for each name. A
+file with another kind of tokenizer is converted without its tokenizer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from cspd_jax.check import shown
 from cspd_jax.converters.hf import Values
 
-# Types of tokens.
+# Types of tokens in the metadata.
 _CONTROL = 3
 _USER_DEFINED = 4
 _UNUSED = 5
@@ -46,8 +46,8 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
     }
 
 
-# The metadata's name -> the steps of splitting. ByteLevel's own pattern is that of
-# GPT-2.
+# The metadata's name -> the steps of splitting. With `use_regex`, ByteLevel splits by
+# GPT-2's pattern.
 _SPLITS = {
     "gpt-2": [_byte_level(use_regex=True)],
     "default": [_byte_level(use_regex=True)],
@@ -61,8 +61,8 @@ _SPLITS = {
 
 
 def files(metadata: Values) -> dict[str, bytes]:
-    """Makes tokenizer.json and tokenizer_config.json, name -> content; none if
-    `missing` says why."""
+    """Returns the contents of tokenizer.json and tokenizer_config.json by name. Returns
+    {} if the tokenizer cannot be converted (see `missing`)."""
     if missing(metadata) is not None:
         return {}
     written = {
@@ -76,7 +76,8 @@ def files(metadata: Values) -> dict[str, bytes]:
 
 
 def missing(metadata: Values) -> str | None:
-    """Says why a file is converted without a tokenizer; None if it has one."""
+    """Returns the reason why a file is converted without a tokenizer; None if its
+    tokenizer can be converted."""
     model = metadata.get("tokenizer.ggml.model")
     split = metadata.get("tokenizer.ggml.pre", "default")
     if model is None:
@@ -95,15 +96,15 @@ def missing(metadata: Values) -> str | None:
 
 
 def known_ids(metadata: Values, vocab_size: int) -> int:
-    """Returns 1 + the last id in use, at most vocab_size; vocab_size without a list of
-    tokens."""
+    """Returns 1 + the last id in use, at most vocab_size. If the metadata has no list
+    of tokens, returns vocab_size."""
     if "tokenizer.ggml.tokens" not in metadata:
         return vocab_size
     return min(1 + int(np.flatnonzero(_types(metadata) != _UNUSED)[-1]), vocab_size)
 
 
 def _types(metadata: Values) -> np.ndarray:
-    """Returns the type of each token."""
+    """Returns the type of each token, [number of tokens]."""
     tokens = metadata["tokenizer.ggml.tokens"]
     return np.array(metadata.get("tokenizer.ggml.token_type", [1] * len(tokens)))
 
@@ -147,8 +148,9 @@ def _tokenizer(metadata: Values) -> dict[str, Any]:
 
 
 def _beginning(metadata: Values, split: str) -> dict[str, Any]:
-    """Puts the token that begins a text before it, if the file says so; Llama 3 does
-    unless told not to."""
+    """Returns the post-processor, which puts the token that begins a text before the
+    text. It does so if the metadata says so. If the metadata does not say, it does so
+    for Llama 3 only."""
     plain = _byte_level(use_regex=True) | {"trim_offsets": False}
     if not metadata.get("tokenizer.ggml.add_bos_token", split == "llama-bpe"):
         return plain
@@ -171,7 +173,8 @@ def _beginning(metadata: Values, split: str) -> dict[str, Any]:
 
 
 def _settings(metadata: Values) -> dict[str, Any]:
-    """Lists the special tokens by their roles, and the chat template."""
+    """Returns tokenizer_config.json, which has the special tokens by their roles, and
+    the chat template."""
     found = {"tokenizer_class": "PreTrainedTokenizerFast"}
     tokens = metadata["tokenizer.ggml.tokens"]
     roles = {

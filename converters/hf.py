@@ -1,5 +1,5 @@
-"""A Hugging Face model folder: config.json, one or many .safetensors files, tokenizer
-files."""
+"""Reads a Hugging Face model folder, with its config.json, one or many .safetensors
+files, and the files of the tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
-# Kept with the converted model.
+# Files that are copied beside the converted model.
 COMPANIONS = (
     TOKENIZER,
     "tokenizer_config.json",
@@ -30,8 +30,8 @@ COMPANIONS = (
 
 
 class Values(dict[str, Any]):
-    """A JSON object, or what else a file says by names. What is null counts as not
-    said."""
+    """The named values of a JSON object or of another file. A value that is null counts
+    as missing."""
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__(
@@ -42,17 +42,18 @@ class Values(dict[str, Any]):
         raise UserError(f"the file does not say {name}")
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Returns one id, a list of ids, or none."""
+        """Returns the ids under a name as a tuple. The value may be one id, a list of
+        ids, or missing."""
         value = self.get(name, [])
         return tuple(dict.fromkeys(value if isinstance(value, list) else [value]))
 
     def refuse(self, name: str, why: str) -> UserError:
-        """Makes the error that says why a value is not supported."""
+        """Returns the error for a value that is not supported, with the reason."""
         return UserError(f"{name} is {shown(self.get(name))}; {why}")
 
     def only(self, **supported: Any) -> None:
-        """Refuses every value, of those that are said, that is another than the
-        supported one."""
+        """Raises UserError for a value that is present and differs from the supported
+        one."""
         for name, value in supported.items():
             if self.get(name, value) != value:
                 raise self.refuse(name, f"only {value!r} is supported")
@@ -60,10 +61,13 @@ class Values(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """What a folder says. No tensor has been read yet.
+    """The content of a folder. No tensor has been read yet.
 
+    path: the path of the folder.
+    config: the values of config.json.
+    tensors: the tensors by name.
     files: config.json and the files of the tensors.
-    companions: those of COMPANIONS that are there.
+    companions: the files of COMPANIONS that exist in the folder.
     """
 
     path: Path
@@ -80,8 +84,8 @@ class Folder:
 
 
 def published_config(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the config.json of a folder; nothing if it has none, or is a checkpoint
-    folder of ours."""
+    """Returns the config.json of a folder. Returns {} if the folder has none, or if it
+    is a checkpoint folder of this package."""
     try:
         config = read_object(Path(path) / CONFIG)
     except UserError:
@@ -90,12 +94,12 @@ def published_config(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def is_model_folder(path: str | os.PathLike) -> bool:
-    """Says whether config.json there describes a Hugging Face model."""
+    """Returns whether a folder's config.json describes a Hugging Face model."""
     return bool({"model_type", "architectures"} & published_config(path).keys())
 
 
 def open_folder(path: str | os.PathLike) -> Folder:
-    """Opens a folder with .safetensors files; UserError if it has none."""
+    """Opens a folder with .safetensors files. Raises UserError if it has none."""
     path = Path(path)
     config = Values(read_object(path / CONFIG))
     if "format_version" in config:
@@ -129,15 +133,15 @@ def shards(path: str | os.PathLike) -> list[str]:
 
 
 def known_ids(folder: Folder, vocab_size: int) -> int:
-    """Returns 1 + the largest id of tokenizer.json, at most vocab_size; vocab_size
-    without such a file."""
+    """Returns 1 + the largest id of tokenizer.json, at most vocab_size. If there is no
+    such file, returns vocab_size."""
     file = folder.path / TOKENIZER
     if not file.is_file():
         return vocab_size
     values = read_object(file)
     vocab = values["model"]["vocab"]
-    # Byte-pair vocabularies map a token to its id; unigram ones are lists in the order
-    # of the ids.
+    # A byte-pair vocabulary maps tokens to ids. A unigram vocabulary is a list in the
+    # order of the ids.
     ids = [*(vocab.values() if isinstance(vocab, dict) else range(len(vocab)))]
     ids += [token["id"] for token in values.get("added_tokens") or ()]
     return min(1 + max(ids), vocab_size)

@@ -1,8 +1,8 @@
-"""The Inception network of FID: the names in the published PyTorch file, and the sizes
-read from shapes.
+"""Converts the Inception network of FID, by the names in the published PyTorch file and
+sizes that are read from shapes.
 
-The file is called `pt_inception-2015-12-05-6726825d.pth` by pytorch-fid and
-`weights-inception-2015-12-05-6726825d.pth` by torch-fidelity; both are the same bytes.
+pytorch-fid calls the file `pt_inception-2015-12-05-6726825d.pth`, and torch-fidelity
+calls it `weights-inception-2015-12-05-6726825d.pth`. Both files have the same bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, Table
 from cspd_jax.networks.inception import InceptionConfig, abstract_params
 
-# Of the published file. Its first eight digits are in the file's name.
+# The SHA-256 of the published file. Its first eight digits are in the file's name.
 PUBLISHED_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 _FIRST = 32  # channels of the published network's first layer
 
@@ -20,13 +20,14 @@ TABLE: Table = (
     (r"(.+)/bn/var", r"\1.bn.running_var"),
     (r"(.+)/(conv|bn)", r"\1.\2"),
 )
-# Nothing depends on how often a normalisation was trained, and not every file has it.
+# The number of training steps of a normalisation is not used, and not every file has
+# it.
 FORMAT = Format(TABLE, abstract_params, ignored=r"[\w.]+\.bn\.num_batches_tracked")
 
 
 def make_config(
     shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
 ) -> InceptionConfig:
-    """Takes everything from shapes."""
+    """Makes the configuration from the shapes."""
     first = shapes.size("Conv2d_1a_3x3.conv.weight", 0)
     return InceptionConfig(_FIRST // first, shapes.size("fc.weight", 0))

@@ -1,4 +1,5 @@
-"""KL-16 autoencoder checkpoints: the table of names, and the sizes read from shapes."""
+"""Converts KL-16 autoencoder checkpoints, by a table of names and sizes that are read
+from shapes."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ FORMAT = Format(TABLE, abstract_params)
 def make_config(
     shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
 ) -> KLConfig:
-    """Takes the sizes from shapes; groups of the normalisation are 32, or fewer
-    channels, unless given."""
+    """Makes the configuration from the shapes. The number of groups of the
+    normalisation is `options.groups`, or else the number of channels up to 32."""
     return KLConfig(**read_sizes(shapes, options))
 
 
 def read_sizes(shapes: Shapes, options: Options) -> dict[str, Any]:
-    """Reads the fields of the configuration that shapes determine."""
+    """Returns the fields of the configuration, by name, that shapes determine."""
     channels = shapes.size("encoder.conv_in.weight", 0)
     first = [
         f"encoder.down.{i}.block.0.conv1.weight"

@@ -1,11 +1,11 @@
-"""Language models in Hugging Face folders: tables of names, and how their config.json
-is read.
+"""Converts language models from Hugging Face folders, by tables of names and readers of
+config.json.
 
-Qwen2 has the names of Llama, with biases on queries, keys and values only; Qwen3 has
-norms of each head's query and key in place of these. Dream is Qwen2 without a causal
+Qwen2 has the names of Llama, and biases on queries, keys and values only. Qwen3 has no
+such biases, but norms of each head's query and key. Dream is Qwen2 without a causal
 mask and with shifted predictions. LLaDA has OLMo's names for a Llama-like block without
-a causal mask, and configuration keys of its own. GPT-NeoX (and Pythia) fuses queries,
-keys and values into one tensor.
+a causal mask, and configuration keys of its own. GPT-NeoX, and with it Pythia, fuses
+queries, keys and values into one tensor.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ROPE_AT_TOP = (
     "rotary_pct",
     "original_max_position_embeddings",
 )
-# The older and the newer one, which is heeded.
+# The older and the newer name of the group. If a file has both, the newer one counts.
 _ROPE_GROUPS = (
     "rope_scaling",
     "rope_parameters",
@@ -71,12 +71,15 @@ _EXPERTS = (
 class Family:
     """A family of language models.
 
-    architecture: its name under "architectures" in config.json.
-    table: Flax module paths and the names of modules in the checkpoint.
-    fields: reads the fields of LMConfig that config.json determines.
-    embedding, head: the names of the embedding and of the output layer.
-    own_code: published with its own modelling code, which is not run.
-    adapt: changes the entry of a parameter whose tensor is stored in another form.
+    architecture: the family's name under "architectures" in config.json.
+    table: the paths of Flax modules and the names of modules in the checkpoint.
+    fields: a function of config.json's values. It returns the fields of LMConfig that
+        they determine.
+    embedding, head: the names of the tensors of the embedding and of the output layer.
+    own_code: whether the family is published with modelling code of its own, which is
+        not run.
+    adapt: a function of a configuration and an entry. It returns the entry, changed if
+        the parameter's tensor is stored in another form.
     """
 
     architecture: str
@@ -89,8 +92,11 @@ class Family:
 
 
 def refuse_the_unrepresentable(values: Values, own_code: bool = False) -> None:
-    """Refuses what any family's file may say and this library has no network for.
-    own_code: of a family that is known by its own modelling code."""
+    """Raises UserError for values that may be in a file of any family, and for which
+    this library has no network.
+
+    own_code: whether the family is published with modelling code of its own.
+    """
     if "quantization_config" in values:
         raise values.refuse(
             "quantization_config",
@@ -108,7 +114,7 @@ def refuse_the_unrepresentable(values: Values, own_code: bool = False) -> None:
 
 
 def _size_fields(values: Values) -> dict[str, Any]:
-    """Reads the fields of LMConfig that most families write alike."""
+    """Returns the fields of LMConfig for which most families have the same keys."""
     width = values["hidden_size"]
     heads = values["num_attention_heads"]
     return {
@@ -124,7 +130,8 @@ def _size_fields(values: Values) -> dict[str, Any]:
 
 
 def _rope_fields(values: Values, default_share: float = 1.0) -> dict[str, Any]:
-    """Reads the rotary fields of LMConfig, at the top or in a group."""
+    """Returns the rotary fields of LMConfig. Their keys are at the top level of
+    config.json or in a group."""
     places = (
         {key: values.get(key) for key in _ROPE_AT_TOP},
         *(values.get(key, {}) for key in _ROPE_GROUPS),
@@ -158,8 +165,8 @@ def _activation(values: Values, name: str, default: str) -> str:
     return _ACTIVATIONS[found]
 
 
-# Llama, Qwen2, Qwen3 and Dream. Rotary pairs are half a head apart, as in
-# `networks.lm`.
+# Llama, Qwen2, Qwen3 and Dream. The two dimensions of a rotary pair are half a head
+# apart, as in `networks.lm`.
 
 LLAMA_TABLE: Table = (
     (r"embed", r"model.embed_tokens"),
@@ -175,7 +182,7 @@ LLAMA_TABLE: Table = (
 
 
 def llama_fields(values: Values) -> dict[str, Any]:
-    """Reads the fields of LMConfig of a Llama model."""
+    """Returns the fields of LMConfig for a Llama model."""
     bias = values.get("attention_bias", False)
     return _common_fields(values, 2048) | {
         "qkv_bias": bias,
@@ -215,7 +222,8 @@ def _common_fields(values: Values, positions: int) -> dict[str, Any]:
 
 
 def _refuse_sliding_windows(values: Values) -> None:
-    """A sliding window may be described, as long as no layer uses it."""
+    """Raises UserError if a layer uses a sliding window. A file may describe a window
+    that no layer uses."""
     if set(values.get("layer_types", ())) - {"full_attention"}:
         raise values.refuse("layer_types", "only full_attention is supported")
     begins = values.get("max_window_layers", 28) < values["num_hidden_layers"]
@@ -258,14 +266,15 @@ def _neox_fields(values: Values) -> dict[str, Any]:
 
 
 def _third(config: LMConfig, entry: Entry) -> Entry:
-    """GPT-NeoX has one tensor for queries, keys and values, with all three of a head
-    before the next."""
+    """Returns an entry that takes queries, keys or values out of GPT-NeoX's fused
+    tensor. The tensor has the rows q, k, v of the first head, then the rows q, k, v of
+    the second head, and so on."""
     if (module := entry.path[-2]) not in ("q", "k", "v"):
         return entry
 
     def rows(which: int, array: np.ndarray) -> np.ndarray:
-        """[heads * 3 * head_dim, ...] -> [heads * head_dim, ...] of one of the
-        three."""
+        """Returns the rows [heads * head_dim, ...] of queries (0), keys (1) or values
+        (2) from the fused rows [heads * 3 * head_dim, ...]."""
         by_head = array.reshape(config.heads, 3, -1, *array.shape[1:])
         return by_head[:, which].reshape(-1, *array.shape[1:])
 
@@ -370,7 +379,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_name(config: Values) -> str:
-    """Returns the name of the family, from model_type or else from architectures."""
+    """Returns the name of a model's family, by model_type or else by architectures."""
     listed = config.get("architectures", ())
     by_architecture = {family.architecture: name for name, family in FAMILIES.items()}
     key = "model_type"
@@ -408,11 +417,12 @@ def make_config(folder: Folder, options: Options = Options()) -> LMConfig:
 
 
 class _Format(Format):
-    """The layout of a family, which the configuration names."""
+    """The layout of language models. The configuration names the family, which has the
+    table."""
 
     def __init__(self) -> None:
-        # Buffers that older files keep: rotary frequencies, the causal mask, the value
-        # of masked scores.
+        # Older files have buffers that are not parameters: rotary frequencies, the
+        # causal mask, and the value of masked scores.
         buffers = (
             r".+\.rotary_emb\.inv_freq"
             r"|gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)"
@@ -427,7 +437,8 @@ class _Format(Format):
         ]
 
     def plan(self, config: LMConfig, shapes: Mapping[str, Shape]) -> list[Entry]:
-        """Leaves a copy of a tied output layer out."""
+        """Returns the entries for a file. If the output layer is tied to the embedding,
+        the file's copy of it is left out."""
         copy = FAMILIES[config.family].head if config.tie_embeddings else None
         return super().plan(
             config, {name: shape for name, shape in shapes.items() if name != copy}
@@ -440,7 +451,9 @@ class _Format(Format):
         dtype: Any = np.float32,
         put: Put | None = None,
     ) -> dict:
-        """Refuses a copy of a tied output layer that is another than the embedding."""
+        """Converts a file like `Format.convert`. Raises UserError if the output layer
+        is tied to the embedding and the file's copy of it differs from the
+        embedding."""
         family = FAMILIES[config.family]
         if config.tie_embeddings and {family.head, family.embedding} <= tensors.keys():
             head = tensors[family.head].numpy()

@@ -1,4 +1,4 @@
-"""MAR checkpoints: the table of names, and the sizes read from shapes."""
+"""Converts MAR checkpoints, by a table of names and sizes that are read from shapes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ FORMAT = Format(TABLE, abstract_params)
 
 
 def read_sizes(shapes: Shapes) -> dict[str, Any]:
-    """Reads the fields of MARConfig that shapes tell: all but heads, patch size,
-    respacing and stride."""
+    """Returns the fields of MARConfig, by name, that shapes determine. These are all
+    except heads, patch size, respacing and stride."""
     encoder_width = shapes.size("z_proj.weight", 0)
     decoder_width = shapes.size("decoder_embed.weight", 0)
     seq_len = shapes.size("diffusion_pos_embed_learned", 1)
@@ -65,8 +65,8 @@ def read_sizes(shapes: Shapes) -> dict[str, Any]:
 
 
 def _ratio(hidden: int, width: int) -> float:
-    """Returns hidden / width, such that int(width * ratio) is `hidden` whatever the
-    rounding."""
+    """Returns hidden / width, rounded so that int(width * ratio) is exactly
+    `hidden`."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
 
@@ -74,8 +74,8 @@ def _ratio(hidden: int, width: int) -> float:
 def make_config(
     shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
 ) -> MARConfig:
-    """Takes sizes from `shapes`, the rest from the options, else the file's `args`,
-    else by rules."""
+    """Makes the configuration. The sizes come from the shapes. Each other field comes
+    from the options, or else from the file's `args`, or else from a rule."""
     sizes = read_sizes(shapes)
     heads = options.heads or [
         _heads(sizes, args, part) for part in ("encoder", "decoder")

@@ -1,8 +1,8 @@
-"""NextStep-1 in Hugging Face folders: the table of names, and the sizes from
-config.json and shapes.
+"""Converts NextStep-1 from Hugging Face folders, by a table of names and sizes that are
+read from config.json and shapes.
 
-The language model has the names of Llama without their first part. The autoencoder is
-not among the tensors.
+The language model's tensors have the names of Llama without their first part, `model`.
+The autoencoder is not among the tensors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.nextstep import abstract_params, place_table
 
 MODEL_TYPE = "nextstep"
-_PLACES = "gen_pos_embed"  # a table that is computed again
-_ROUNDING = 2**-8  # of that table in bfloat16
+_PLACES = "gen_pos_embed"  # a table of positions, which this library computes itself
+_ROUNDING = 2**-8  # the rounding error of that table in bfloat16
 
 TABLE: Table = (
     *(
@@ -48,6 +48,8 @@ TABLE: Table = (
 
 
 class _Format(Format):
+    """The layout of NextStep-1, whose table of positions is checked and not stored."""
+
     def convert(
         self,
         config: NextStepConfig,
@@ -55,8 +57,8 @@ class _Format(Format):
         dtype: Any = np.float32,
         put: Put | None = None,
     ) -> dict:
-        """Refuses a table of places that is another than the one the network
-        computes."""
+        """Converts a file like `Format.convert`. Raises UserError if the file's table
+        of positions differs from the table that the network computes."""
         if config.positions and _PLACES in tensors:
             ours = place_table(config.position_side, config.lm.width)
             theirs = tensors[_PLACES].numpy()
@@ -71,8 +73,8 @@ FORMAT = _Format(TABLE, abstract_params, ignored=_PLACES)
 
 
 def make_config(folder: Folder, options: Options = Options()) -> NextStepConfig:
-    """Makes the configuration from config.json, the tokenizer and the shapes; steps and
-    stride as given, else as published."""
+    """Makes the configuration from config.json, the tokenizer and the shapes. The steps
+    and the stride come from the options, or else are the published ones."""
     values = folder.config
     steps = options.respacing or "20"
     refuse_the_unrepresentable(values, own_code=True)

@@ -28,7 +28,7 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class SafeTensor:
-    """A tensor that has not been read yet."""
+    """A tensor in a .safetensors file that has not been read yet."""
 
     path: Path
     name: str
@@ -36,14 +36,15 @@ class SafeTensor:
     dtype: np.dtype
 
     def numpy(self) -> np.ndarray:
-        """Reads the values. The file is opened for each tensor, so that none stays
-        mapped."""
+        """Returns the values. The file is opened anew for each tensor, so that it does
+        not stay mapped."""
         with safetensors.safe_open(self.path, framework="np") as file:
             return file.get_tensor(self.name)
 
 
 def open_safetensors(path: str | os.PathLike) -> dict[str, SafeTensor]:
-    """Returns the tensors by name, in alphabetical order."""
+    """Returns the tensors of a file by name, in alphabetical order. Raises UserError if
+    the file is damaged."""
     path = Path(path)
     tensors = {}
     try:

@@ -1,6 +1,8 @@
-"""Opens a published checkpoint of any supported file format and says what it holds.
+"""Opens a published checkpoint in any supported file format, describes its content and
+converts it.
 
-The converters' sentences do not name the file; it is put before them here.
+The converters' error messages do not name the file. This module puts its name before
+them.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _CONVERTERS: dict[str, Any] = {
     "lm": lm,
     "eagle": eagle,
 }
-_NAMES = {  # how names of tensors begin that only one kind has, the first kind first
+# The beginnings of names by which a kind is recognised. Kinds are tried in this order.
+_NAMES = {
     "sphere": ("cls_embedding.", "head.net.", "pos_for_diff."),
     "svae": ("encoder.register_token.", sphere_vae.PREFIX),
     "mar": ("diffloss.", "encoder_blocks.", "decoder_blocks.", "z_proj"),
@@ -54,7 +57,7 @@ _NAMES = {  # how names of tensors begin that only one kind has, the first kind 
     "flux": ("encoder.", "decoder."),
     "inception": ("Conv2d_1a_3x3.", "Mixed_"),
 }
-# Of a training checkpoint; the first is taken.
+# The state dicts of a training checkpoint. The first one that exists is taken.
 _STATE_DICTS = (
     "model_ema",
     "ema",
@@ -64,14 +67,14 @@ _STATE_DICTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The weights of a checkpoint, not yet read, and what it says about itself.
+    """A checkpoint, whose weights are not read yet, and its description.
 
     path: the file or folder.
     kind: mar, sphere, nextstep, kl16, flux, svae, inception, lm or eagle.
-    tensors: by their names in the checkpoint.
-    args: the training arguments or the configuration stored in it.
-    folder: of a language model, a head or a NextStep-1 model, else None.
-    gguf: what the file says, if it is a GGUF file, else None.
+    tensors: the tensors by their names in the checkpoint.
+    args: the training arguments or the configuration that the checkpoint stores.
+    folder: the folder of a language model, a head or a NextStep-1 model; else None.
+    gguf: the content of a GGUF file; else None.
     """
 
     path: Path
@@ -83,23 +86,23 @@ class Source:
 
     @property
     def format(self) -> Format:
-        """How its tensors are laid out."""
+        """The layout of the tensors."""
         return gguf.FORMAT if self.gguf else _CONVERTERS[self.kind].FORMAT
 
     @property
     def companions(self) -> tuple[Path, ...]:
-        """Files that belong beside the converted weights."""
+        """The files that are copied beside the converted weights."""
         return self.folder.companions if self.folder else ()
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Returns further such files, name -> content, made of what a single file says
-        of its tokenizer."""
+        """Returns the contents of tokenizer files by name, which are made from the
+        metadata of a GGUF file. Returns {} for other checkpoints."""
         with _naming(self.path):
             return gguf_tokenizer.files(self.gguf.metadata) if self.gguf else {}
 
     @property
     def remark(self) -> str | None:
-        """What a user should know of the conversion."""
+        """A remark about the conversion for the user; None if there is none."""
         if (
             self.gguf is None
             or (why := gguf_tokenizer.missing(self.gguf.metadata)) is None
@@ -109,8 +112,8 @@ class Source:
 
     @property
     def autoencoder(self) -> Source | None:
-        """That of a SphereAR checkpoint, which lies in the same file, or of a
-        NextStep-1 model, in the same folder."""
+        """The autoencoder that comes with the model: in the file of a SphereAR
+        checkpoint, or in the folder of a NextStep-1 model; else None."""
         if self.kind == "nextstep" and flux.is_folder(self.path / flux.INSIDE):
             return open_source(self.path / flux.INSIDE)
         if self.kind == "sphere" and (inside := _of_svae(self.tensors)):
@@ -141,8 +144,8 @@ class Source:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Makes one sentence that names the file of whatever a converter stumbles over in
-    it."""
+    """Turns any error that a file's content raises in a converter into a UserError,
+    whose message names the file."""
     try:
         yield
     except (
@@ -165,8 +168,8 @@ def _naming(path: Path) -> Iterator[None]:
 def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
     """Opens a file or a model folder.
 
-    `weights` names the state dict of a training checkpoint; otherwise it is the first
-    that is there of model_ema, ema and model.
+    weights: the name of a training checkpoint's state dict (default: the first of
+        model_ema, ema and model that exists).
     """
     path = Path(path)
     if not path.exists():
@@ -213,7 +216,8 @@ def _open_file(path: Path) -> Source:
 def _of_file(
     path: Path, tensors: Mapping[str, Tensor], args: Mapping[str, Any]
 ) -> Source:
-    """Finds the kind by the names of the tensors."""
+    """Returns the source of a single file, whose kind is recognised by the names of the
+    tensors."""
     for kind, names in _NAMES.items():
         if any(name.startswith(names) for name in tensors):
             return Source(
@@ -255,7 +259,8 @@ def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTen
 
 
 def make_config(source: Source, options: Options = Options()) -> Any:
-    """Makes the configuration that fits the file, of the class that its kind has."""
+    """Makes the configuration that fits the checkpoint. Its class depends on the
+    checkpoint's kind."""
     converter = _CONVERTERS[source.kind]
     inside = source.autoencoder
     with _naming(source.path):
@@ -271,8 +276,8 @@ def make_config(source: Source, options: Options = Options()) -> Any:
 
 
 def check(source: Source, config: Any) -> None:
-    """Refuses what `convert` would refuse by names, shapes and types of tensors. Reads
-    no number."""
+    """Raises UserError if `convert` would refuse the names, shapes or types of the
+    tensors. Does not read the values of tensors."""
     with _naming(source.path):
         source.format.check(config, source.tensors)
     if source.autoencoder:
@@ -282,15 +287,15 @@ def check(source: Source, config: Any) -> None:
 def convert(
     source: Source, config: Any, dtype: Any = np.float32, put: Put | None = None
 ) -> dict:
-    """Returns the Flax parameter tree of numpy arrays, or of what `put` makes of each
-    path and array."""
+    """Returns the Flax tree of parameters as numpy arrays. If `put` is given, the tree
+    has the value that `put` returns for each path and array."""
     with _naming(source.path):
         return source.format.convert(config, source.tensors, dtype, put)
 
 
 def digest(source: Source) -> str:
-    """Returns the SHA-256 of a file; of a folder, that of `sha256sum config.json
-    *.safetensors`."""
+    """Returns the SHA-256 of a file. For a folder, returns the SHA-256 of the output of
+    `sha256sum config.json *.safetensors`."""
     if source.folder is None:
         return file_sha256(source.path)
     lines = "".join(

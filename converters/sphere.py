@@ -1,6 +1,8 @@
-"""SphereAR checkpoints: the table of names, and the sizes read from shapes.
+"""Converts SphereAR checkpoints, by a table of names and sizes that are read from
+shapes.
 
-The autoencoder inside such a checkpoint (`vae.*`) is that of `converters.sphere_vae`.
+The module `converters.sphere_vae` converts the autoencoder inside such a checkpoint,
+whose tensors are named `vae.*`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, 
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.sphere import abstract_params
 
-_HEAD_DIM = 64  # of every published model; the weights do not say it
+# The dimension of a head in every published model. The weights do not determine it.
+_HEAD_DIM = 64
 
 TABLE: Table = (
     (r"backbone/(cls_embedding|proj_in|emb_norm|norm|pos_for_diff)", r"\1"),
@@ -31,8 +34,8 @@ FORMAT = Format(TABLE, abstract_params, ignored=r"vae\..*")
 
 
 def read_sizes(shapes: Shapes) -> dict[str, Any]:
-    """Reads the fields of SphereConfig that shapes tell: all but heads, steps, patch
-    size and stride."""
+    """Returns the fields of SphereConfig, by name, that shapes determine. These are all
+    except heads, steps, patch size and stride."""
     width = shapes.size("proj_in.weight", 0)
     return {
         "seq_len": shapes.size("pos_for_diff.weight", 0),
@@ -50,7 +53,8 @@ def read_sizes(shapes: Shapes) -> dict[str, Any]:
 def make_config(
     shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
 ) -> SphereConfig:
-    """Takes sizes from `shapes`, the rest from the options, else as published."""
+    """Makes the configuration. The sizes come from the shapes. Each other field comes
+    from the options, or else is the published one."""
     sizes = read_sizes(shapes)
     steps = options.respacing or "100"
     if options.heads is None and sizes["width"] % _HEAD_DIM:

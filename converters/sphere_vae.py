@@ -1,7 +1,8 @@
-"""S-VAE checkpoints of SphereAR: the table of names, and the sizes read from shapes.
+"""Converts the S-VAE autoencoders of SphereAR, by a table of names and sizes that are
+read from shapes.
 
-In files of the autoencoder alone and in those of a whole model the names begin with
-`vae.`, which `source` takes away.
+The names of the tensors begin with `vae.`, in files of the autoencoder alone and in
+files of a whole model. The module `source` removes this prefix.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ TABLE: Table = (
     (r"decoder/unpatchify_(\d+)/(block2?)_(\d)", r"decoder.unpatchify.1.net.\1.\2.\3"),
     (r"decoder/unpatchify_(\d+)/shortcut", r"decoder.unpatchify.1.net.\1.shortcut"),
 )
-# Tables of angles are computed again.
+# The tables of angles are ignored, because this library computes them itself.
 FORMAT = Format(TABLE, abstract_params, ignored=r"(en|de)coder\.freqs_cis")
 
 
 def make_config(
     shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()
 ) -> SphereVAEConfig:
-    """Takes everything from shapes."""
+    """Makes the configuration from the shapes."""
     levels = shapes.count("encoder.patchify.0.net.")
     net = "encoder.patchify.0.net"
     channels = [shapes.size(f"{net}.{i}.block.2.weight", 0) for i in range(levels)]

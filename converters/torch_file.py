@@ -1,12 +1,14 @@
 """Reads PyTorch's checkpoints (`.pth`, `.ckpt`, `.pt`) without torch.
 
-Such a file is an uncompressed zip: `<name>/data.pkl` describes the objects,
-`<name>/data/<key>` holds the bytes of one storage each. Before PyTorch 1.6 it was five
-pickles in a row (a magic number, a version, facts about the machine, the objects, the
-keys of the storages) and then the storages; the published Inception weights are such a
-file. Nothing in a file is executed: its pickle is given the few names at the end, and
-any other is refused. Tensors come out as handles, which map their bytes from the file
-when asked.
+Such a file is an uncompressed zip. Its member `<name>/data.pkl` describes the objects,
+and each member `<name>/data/<key>` has the bytes of one storage. Before PyTorch 1.6 a
+file had five pickles in a row (a magic number, a version, facts about the machine, the
+objects, the keys of the storages), and after them the storages. The published Inception
+weights are such an old file.
+
+Nothing in a file is executed: its pickle may use only the few names in `_NAMES` and
+`_MADE`, and any other name is refused. Tensors are returned as handles, which map their
+bytes from the file when `numpy` is called.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import numpy as np
 
 from cspd_jax.check import UserError
 
-# What a file of before PyTorch 1.6 begins with.
+# The first bytes of a file from before PyTorch 1.6.
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
@@ -43,8 +45,8 @@ class Namespace(dict):
 
 @dataclasses.dataclass
 class Storage:
-    """A run of numbers inside the file: `size` elements of `dtype` from byte
-    `start`."""
+    """A storage, which is a run of numbers inside a file: `size` elements of `dtype`
+    from byte `start` on."""
 
     path: Path
     start: int
@@ -54,8 +56,8 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that has not been read yet. `offset` and `strides` count elements of its
-    storage."""
+    """A tensor that has not been read yet. `offset` and `strides` are in elements of
+    its storage."""
 
     storage: Storage
     offset: int
@@ -67,8 +69,8 @@ class LazyTensor:
         return self.storage.dtype
 
     def numpy(self) -> np.ndarray:
-        """Returns the values, as a read-only view of the file; the mapping ends with
-        its last reference."""
+        """Returns the values as a read-only view of the mapped file. The mapping ends
+        when its last view is deleted."""
         if math.prod(self.shape) == 0:
             return np.empty(self.shape, self.dtype)
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
@@ -93,7 +95,8 @@ def open_checkpoint(path: str | os.PathLike) -> Any:
             return _open_old(path, file) if old else _open_zip(path, file)
     except UserError:
         raise
-    # `zipfile`, `pickle` and what a damaged file calls with wrong arguments raise many.
+    # For a damaged file `zipfile`, `pickle` and the functions that the pickle calls may
+    # raise errors of many types.
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         raise UserError(
@@ -165,15 +168,15 @@ def _open_old(path: Path, file: IO[bytes]) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds containers, scalars and handles of tensors, and refuses every other
-    name."""
+    """An unpickler that builds containers, scalars and handles of tensors, and refuses
+    every other name."""
 
     def __init__(self, file: IO[bytes], path: Path, storage: Callable[..., Storage]):
         super().__init__(file)
         self._path = path
         self._storage = storage
-        # A pickle may set attributes of what it is given, so that is no object of this
-        # module.
+        # A pickle may set attributes of the objects that it is given. So it is given
+        # new objects, and none of this module's own.
         made = {name: functools.partial(make) for name, make in _MADE.items()}
         self._names = {
             **_NAMES,
@@ -197,7 +200,8 @@ class _Unpickler(pickle.Unpickler):
 def _tensor(
     storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None
 ) -> LazyTensor:
-    """Makes a handle, and refuses one that would read beyond its storage."""
+    """Makes the handle of a tensor. Raises ValueError if the tensor would read beyond
+    its storage."""
     last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     inside = min(offset, *shape, *strides, 0) == 0 and (
         last < storage.size or not math.prod(shape)

@@ -1,5 +1,5 @@
-"""The one exception that means: the caller's input is wrong; and checks that several
-rooms share, of methods, options and pairs of models."""
+"""`UserError`, the exception for wrong input from the caller; and checks of methods,
+options and pairs of models that several packages share."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from typing import Any
 
 import numpy as np
 
-_MOST_PADDING = 1024  # ids; published models of one tokenizer differ by some hundreds
+# The most ids by which two vocabularies of one tokenizer may differ. Published models
+# differ by some hundreds.
+_MOST_PADDING = 1024
 _SHOWN = 80
 
 
 class UserError(ValueError):
-    """One sentence: what is wrong, where, and what would be right. The command line
-    exits with 2."""
+    """The caller's input is wrong. The message is one sentence, which says what is
+    wrong, where, and what would be right. The command line prints it and exits with
+    2."""
 
     def __init__(self, sentence: object = ""):
         super().__init__(printable(str(sentence)))
 
 
 def printable(text: str) -> str:
-    """Returns the text with what would steer a terminal, line ends too, escaped as in
-    Python's strings."""
+    """Returns the text with every unprintable character escaped as in Python's strings.
+    These include line ends and the characters that control a terminal."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )
@@ -33,7 +36,8 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def naming(where: object) -> Iterator[None]:
-    """Puts the name of a file before the sentence of a UserError within the block."""
+    """Puts `where`, such as the name of a file, before the message of a UserError that
+    is raised within the block."""
     try:
         yield
     except UserError as error:
@@ -41,7 +45,7 @@ def naming(where: object) -> Iterator[None]:
 
 
 def shown(value: Any) -> str:
-    """Returns a value from a file as a sentence quotes it: like repr, but short."""
+    """Returns a short repr of a value, to quote in a message."""
     return _QUOTE.repr(value)[:_SHOWN]
 
 
@@ -51,13 +55,14 @@ _QUOTE.maxlevel = 3
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether XLA reports that the device has too little memory."""
+    """Returns whether the error is XLA's report that the device has too little
+    memory."""
     return isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def check_draft(target: Any, draft: Any) -> None:
-    """Raises UserError unless `draft` generates the same kind of token sequence as
-    `target`."""
+    """Raises UserError unless the image model `draft` generates the same kind of token
+    sequence as `target`."""
     for field, meaning in (
         ("token_dim", "tokens of dimension {}"),
         ("seq_len", "{} tokens per image"),
@@ -75,7 +80,7 @@ def check_draft(target: Any, draft: Any) -> None:
 
 
 def check_head_ids(where: str, config: Any, ids: Any) -> None:
-    """Raises UserError unless the ids of a head are different ones of its target's."""
+    """Raises UserError unless the ids of a head are distinct ids of its target."""
     ids = np.asarray(ids)
     most = config.target_ids
     whole = np.issubdtype(ids.dtype, np.integer)
@@ -91,8 +96,9 @@ def check_head_ids(where: str, config: Any, ids: Any) -> None:
 
 
 def check_vocabularies(target: Any, draft: Any) -> None:
-    """Raises UserError unless two language models can have the same ids, apart from
-    padding."""
+    """Raises UserError if two language models cannot have the same ids. Their numbers
+    of ids must be equal, or differ by no more than padding if a model does not say how
+    many of its ids are padding."""
     t = target.config
     d = draft.config
     unknown = any(c.known_ids == c.vocab_size for c in (t, d))
@@ -107,7 +113,8 @@ def check_vocabularies(target: Any, draft: Any) -> None:
 
 
 def check_method(method: Any, methods: tuple[type, ...]) -> None:
-    """Raises a UserError that says what to write unless this is one of the methods."""
+    """Raises UserError unless `method` is an instance of one of the classes `methods`.
+    The message says what to write."""
     if isinstance(method, methods):
         return
     names = ", ".join(f"{one.__name__}(...)" for one in methods)
@@ -116,8 +123,8 @@ def check_method(method: Any, methods: tuple[type, ...]) -> None:
 
 
 def check_options(options: Any, kind: type) -> None:
-    """Raises a UserError unless these are options of this kind, with names that are
-    among their choices."""
+    """Raises UserError unless `options` is an instance of the class `kind`, and each
+    field with a list of choices has one of them."""
     if not isinstance(options, kind):
         what = "the class" if isinstance(options, type) else shown(options)
         raise UserError(f"the options are {what}; write {kind.__name__}(...)")

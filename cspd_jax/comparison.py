@@ -1,5 +1,5 @@
-"""Several ways to generate the same, measured in one run: beside one another, or to
-find the fastest. Images, text and masked text share these functions."""
+"""Measures several ways to generate the same images or texts in one run, to compare
+them or to find the fastest. Images, text and masked text share these functions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ from cspd_jax.models import ImageModel
 from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
-_IMAGES = 2  # on which ways are tried first
-_TOKENS = 32  # of each text
-_LITTLE = 0.3  # seconds; ways that take less in all are hard to tell apart
-_LONGEST = 3.0  # seconds, after which no way has another turn
+_IMAGES = 2  # images in the first trial of each way
+_TOKENS = 32  # tokens of each text in the first trial of each way
+_LITTLE = 0.3  # seconds of all ways together, below which a trial is too short
+_LONGEST = 3.0  # seconds after which no way has another turn
 _WINDOWS = (8, 16)  # denoising steps drafted per head call
-# (gamma, coupled) of self-speculation; coupled drafts pay far ahead.
+# (gamma, coupled) of self-speculation. Coupled drafts pay if gamma is large.
 _SELF = ((8, False), (4, False), (16, False), (16, True), (24, True))
 
 
 class Request(NamedTuple):
     """The arguments of a family's `generate`.
 
-    what: labels of images, prompts of texts.
+    key: one key, or one per row [B]; None if nothing is drawn.
+    model: the model that generates.
+    what: the labels of the images, or the prompts of the texts.
+    method: the way to generate.
+    options: the family's options.
     """
 
     key: Any
@@ -63,13 +67,14 @@ def compare(
     options: Any = None,
     repeats: int = 3,
 ) -> dict[str, Generated]:
-    """Generates the same by the method, by its reference, and for images by the draft
-    model alone.
+    """Generates the same images or texts by the method and by its reference; and, if an
+    image method has a draft model, by the draft model alone.
 
-    Returns tokens and what happened by way: the method's name, "plain" ("stepwise" for
-    masked text), and "draft alone". The plain method of images is called "speculative
-    along chains" or "lossy shortcut" where its options ask for either. `info.seconds`
-    are of all rows, without compilation.
+    Returns (tokens, info) by name: the name of the method; the name of the reference,
+    which is "plain", or "stepwise" for masked text; and "draft alone". If the method is
+    the plain one for images, its options may give it the name "speculative along
+    chains" or "lossy shortcut". `info.seconds` is the time for all rows, without
+    compilation.
     """
     family = family_of(model)
     request = Request(key, model, what, method, options or family.Options())
@@ -94,8 +99,8 @@ def compare(
 
 
 def side_by_side(ways: Mapping[str, Request], repeats: int = 3) -> dict[str, Generated]:
-    """Generates every request, and measures the seconds of each: the least of its runs
-    after the one that compiles."""
+    """Generates every request, and measures its seconds. These are the least seconds of
+    `repeats` runs, which follow a first run that compiles."""
     runs = {
         name: functools.partial(family_of(way.model).generate, *way)
         for name, way in ways.items()
@@ -113,20 +118,22 @@ def fastest(
     methods: Sequence[Any] = (),
     options: Any = None,
 ) -> Choice[Request]:
-    """Returns what to give `generate`: the reference or one of the methods, whichever
-    is fastest here; `generate(*choice.request)` runs it.
+    """Returns the fastest way on this machine: the reference or one of the methods.
+    `generate(*choice.request)` runs it.
 
-    Ways take turns on a little of what is asked for: two images, or the first tokens of
-    every text, and more tokens where that takes no time. All have one distribution, and
-    the measurement draws numbers of its own: a way chosen by the numbers that it is
-    then run with would favour some rows.
+    The ways take turns on a small part of the request: on two images, or on the first
+    tokens of every text, with more tokens if that takes too little time to compare. All
+    ways have the same distribution. The measurement uses random numbers of its own; if
+    it used the numbers of the run, the choice would depend on them and favour some
+    rows.
 
-    methods: the ones that compete; without any, self-speculation does, and for text
-        look-up.
+    methods: the methods that compete. Without any, self-speculation competes for images
+        and masked text, and look-up for text.
 
-    Of images, every method denoises with speculation along the chains. If one wins, its
-    neighbours compete as well: other windows and gammas, and step by step; and what
-    wins then competes on all images.
+    For images, every method denoises with speculation along the chains. If a method
+    wins against the reference, its neighbours compete, too: the same method with other
+    windows, with other gammas, and with step-by-step denoising. The winner then
+    competes with the reference on all images.
     """
     family = family_of(model)
     options = options or family.Options()
@@ -186,7 +193,7 @@ def _reference(family: ModuleType) -> Any:
 
 
 def _usual(family: ModuleType, plain: Request) -> list[Any]:
-    """Returns the methods that usually pay."""
+    """Returns the methods that usually pay for a family of models."""
     if family is text:
         return [text.Speculation(text.PromptLookup(), gamma) for gamma in (2, 4)]
     if family is image:
@@ -201,7 +208,8 @@ def _usual(family: ModuleType, plain: Request) -> list[Any]:
 
 
 def _name(method: Any) -> str:
-    """Returns what a way is called by: its numbers tell methods of one kind apart."""
+    """Returns the name of a method with its numbers, which distinguish methods of one
+    kind."""
     words = [method.name]
     if getattr(method, "texts", None) is not None:
         words.append(f"texts {method.texts}")
@@ -211,14 +219,15 @@ def _name(method: Any) -> str:
 
 
 def _little(family: ModuleType, way: Request, size: int) -> Callable[[], Generated]:
-    """Returns what generates the first `size` images, or tokens of every text."""
+    """Returns a function that generates the first `size` images, or the first `size`
+    tokens of every text."""
     if family is image:
         first = np.arange(min(size, len(way.what)))
         mesh = common_mesh(way.model, way.method.draft)
         return functools.partial(make, image.prepare(*way)[first], mesh)
     options = way.options
     most = int(np.max(options.max_new_tokens))
-    if family is text:  # of the length of whole texts, which passes depend on
+    if family is text:  # max_len is the whole texts', since it decides a pass's time
         longest = np.shape(as_prompts(way.what).tokens)[1] + most
         short = {
             "max_new_tokens": min(size, most),
@@ -235,7 +244,8 @@ def _little(family: ModuleType, way: Request, size: int) -> Callable[[], Generat
 def _along_chains(
     plain: Request, methods: Sequence[Any], window: int
 ) -> dict[str, Request]:
-    """Returns the ways by these methods with speculation along the chains."""
+    """Returns the requests, by name, for these methods with speculation along the
+    chains and this window."""
     chain = image.ChainSpeculation(window)
     options = dataclasses.replace(plain.options, denoise=chain)
     return {
@@ -247,8 +257,8 @@ def _along_chains(
 
 
 def _near(way: Request, plain: Request) -> dict[str, Request]:
-    """Returns the ways that differ from this one, which won, in one number, or denoise
-    step by step."""
+    """Returns the neighbours of the way that won: requests that differ from it in one
+    number, or that denoise step by step."""
     method = way.method
     ways = _along_chains(plain, [method], _WINDOWS[1])
     if method.name != "plain":

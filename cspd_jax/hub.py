@@ -1,5 +1,5 @@
-"""Models by name or path: the shipped ones, published weights (downloaded once, then
-cached), folders."""
+"""Loads models by name or path: models that come with the package, published weights
+(downloaded once, then cached), and checkpoint folders."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ TEXT_DEFAULTS = {
     "text-default-draft": "text-draft",
     "masked-default": "masked-text",
 }
-NAMES = (*DEFAULTS, *MAR_PRESETS)  # of image models
-AUTOENCODER = flux.INSIDE  # within the checkpoint folder of a model that came with one
+NAMES = (*DEFAULTS, *MAR_PRESETS)  # the names of image models
+AUTOENCODER = flux.INSIDE  # the autoencoder's folder inside the folder of a model
 REPOSITORY = "jadechoghari/mar"
-# In that repository.
+# name -> file in the repository REPOSITORY.
 FILES = {name: f"{name}.safetensors" for name in (*MAR_PRESETS, "kl16")}
 REVISION_VARIABLE = "CSPD_HUB_REVISION"
-# Files of a language model.
+# The files of a language model that are downloaded.
 _OF_A_MODEL = [
     hf.CONFIG,
     "model*.safetensors",
     hf.INDEX,
     *hf.COMPANIONS,
 ]
-# Of files alone: repositories may end in gguf.
+# Endings that only a file has. A repository's name may end in gguf.
 _ENDINGS = (
     ".pth",
     ".pt",
@@ -58,7 +58,7 @@ _ENDINGS = (
     ".safetensors",
 )
 _SHIPPED = Path(__file__).parent / "defaults"
-_KINDS = {  # what a person calls a type, and the kinds of checkpoints that are of it
+_KINDS = {  # type -> (its name in messages, the kinds of checkpoints that it covers)
     ImageModel: ("model", tuple(IMAGE_KINDS)),
     TextModel: ("language model", ("lm",)),
     HeadModel: ("head", ("eagle",)),
@@ -72,18 +72,20 @@ def load(
     mesh: Mesh | None = None,
     of: type | None = None,
 ) -> Any:
-    """Loads an `ImageModel`, `TextModel`, `HeadModel` or `VAE`; the checkpoint says
+    """Loads an `ImageModel`, `TextModel`, `HeadModel` or `VAE`; the checkpoint decides
     which.
 
-    name_or_path: a shipped model (`DEFAULTS`, `TEXT_DEFAULTS`), a folder in this
-        package's format or in Hugging Face's, or published weights, which are
-        downloaded (extra `hub`): mar-base, mar-large, mar-huge, kl16, or OWNER/NAME of
-        a language model. The shipped models win over folders of their names (write
-        ./default), and folders over published weights.
-    dtype: of parameters and activations, float32 unless given.
-    mesh: the devices that share its parameters and its work
+    name_or_path: the name of a model that comes with the package (`DEFAULTS`,
+        `TEXT_DEFAULTS`); a folder in this package's format or in Hugging Face's; or the
+        name of published weights, which are downloaded (extra `hub`): mar-base,
+        mar-large, mar-huge, kl16, or OWNER/NAME of a language model. If a folder has
+        the name of a model that comes with the package, the package's model is loaded;
+        write ./default to load the folder. A folder is preferred to published weights.
+    dtype: the type of parameters and activations (default: float32).
+    mesh: the devices that share the parameters and the work
         (`cspd_jax.parallel.make_mesh`).
-    of: the type that is wanted; UserError, before anything is read, if it is another.
+    of: the type that is wanted. If the checkpoint has another type, UserError is raised
+        before any parameters are read.
     """
     name = os.fspath(name_or_path)
     dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
@@ -108,8 +110,8 @@ def load(
 
 
 def describe(name_or_path: str | os.PathLike, of: type | None = None) -> Any:
-    """Returns the model without its parameters (None), to check a request against;
-    nothing is downloaded."""
+    """Returns the model with None as its parameters, so that a request can be checked
+    against it. Nothing is downloaded."""
     name = os.fspath(name_or_path)
     path = _locate(name)
     if path is not None:
@@ -125,7 +127,8 @@ def describe(name_or_path: str | os.PathLike, of: type | None = None) -> Any:
 
 
 def own_vae(model: ImageModel) -> str | None:
-    """Returns the folder of the autoencoder that a model came with."""
+    """Returns the folder of the autoencoder inside the model's own folder; None if
+    there is none."""
     folder = model.folder / AUTOENCODER if model.folder else None
     return (
         str(folder)
@@ -142,7 +145,8 @@ def shipped_folder(name: str) -> Path | None:
 
 
 def _locate(name: str) -> Path | None:
-    """Returns the folder that a name stands for; None for what is downloaded."""
+    """Returns the folder that a name stands for; None for a name that is downloaded.
+    Raises UserError for any other name."""
     if (shipped := shipped_folder(name)) is not None or os.path.exists(name):
         return shipped or Path(name)
     if name in FILES or is_repository(name):
@@ -155,14 +159,14 @@ def _locate(name: str) -> Path | None:
 
 
 def _is_published(path: Path) -> bool:
-    """Says whether a folder is in a published format, which is converted as it is
-    read."""
+    """Returns whether a folder is in a published format. Such a folder is converted
+    while it is read."""
     return hf.is_model_folder(path) or eagle.is_folder(path) or flux.is_folder(path)
 
 
 def _outline(path: Path, published: bool) -> tuple[weights.Checkpoint, Source | None]:
-    """Returns a checkpoint without its parameters, and what is to be converted if it is
-    a published one."""
+    """Returns a checkpoint without its parameters; and, if it is in a published format,
+    the source to convert, else None."""
     if published:
         source = open_source(path)
         return weights.Checkpoint(
@@ -190,7 +194,7 @@ def _model(
     folder: Path | None,
     mesh: Mesh | None,
 ) -> Any:
-    """Joins what was found to the model that it is of."""
+    """Makes the model of a checkpoint, by its kind."""
     kind, config, params, metadata = found
     if kind == "lm":
         return TextModel(name, LM(config, dtype), params, metadata, folder, mesh)
@@ -219,8 +223,9 @@ def _model(
 class Fetched(NamedTuple):
     """A downloaded file or folder.
 
-    path: where it is in the local cache.
-    origin: OWNER/NAME@COMMIT of its repository, and its name there if it is a file.
+    path: the path in the local cache.
+    origin: OWNER/NAME@COMMIT of the repository. For a file, the name that it has in the
+        repository is added.
     """
 
     path: Path
@@ -234,12 +239,12 @@ def fetch(
     endpoint: str | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Fetched:
-    """Returns published weights (`FILES`), or the folder of a language model, from the
-    cache or the network.
+    """Returns the file of published weights (`FILES`), or the folder of a language
+    model, from the cache or the network.
 
-    revision: a branch, or the 40 digits of a commit, which does not move (default: the
+    revision: a branch, or the 40 digits of a commit, which never changes (default: the
         environment variable CSPD_HUB_REVISION, then main).
-    endpoint, cache_dir: huggingface_hub's own unless given.
+    endpoint, cache_dir: as in huggingface_hub, whose defaults they have.
     """
     revision = revision or os.environ.get(REVISION_VARIABLE)
     where: dict[str, Any] = {
@@ -266,8 +271,8 @@ def fetch(
 
 
 def is_repository(name: str) -> bool:
-    """Says whether a name has the form OWNER/NAME, and does not end as a file in a
-    folder."""
+    """Returns whether a name has the form OWNER/NAME and does not end like the name of
+    a file."""
     is_file = name.lower().endswith(_ENDINGS)
     return (
         not is_file

@@ -1,4 +1,4 @@
-"""What a generation says of itself: one record for all families."""
+"""The record of a generation (`Info`), which is the same for all families of models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Array = jax.Array
 
 
 class Calls(NamedTuple):
-    """Calls of a network, for the whole batch.
+    """The number of calls of a network, for the whole batch.
 
-    sequential: [] calls made one after the other.
-    rows: [] rows (sequences of tokens, tokens, denoising steps) that were computed in
-        them, padding included.
+    sequential: [] the number of calls that were made one after the other.
+    rows: [] the number of rows that these calls computed, padding included. A row is a
+        sequence of tokens, a token or a denoising step.
     """
 
     sequential: Array
@@ -25,19 +25,19 @@ class Calls(NamedTuple):
 
 
 class Exactness(NamedTuple):
-    """Whether rows have the distribution of the plain sampler, up to the rounding of
-    the networks.
+    """The claim that rows have, or do not have, the distribution of the plain sampler,
+    up to the rounding of the networks.
 
-    exact: whether they have it.
-    why: one clause, for people.
+    exact: whether the rows have this distribution.
+    why: the reason, as one clause for people to read.
     """
 
     exact: bool
     why: str
 
     def with_truncated(self, draws: int) -> Exactness:
-        """Returns what is true of a run in which this many draws from a residual were
-        given up."""
+        """Returns the claim for a run in which this many draws from a residual were
+        given up. If there are any, the run is not exact."""
         if not (self.exact and draws):
             return self
         return Exactness(
@@ -48,16 +48,16 @@ class Exactness(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What happened to B rows (images, texts, chains) in a step, a round, or in all of
-    them; counts add up.
+    """What happened to B rows (images, texts, chains) in one step, in one round, or in
+    a whole run. Counts of different steps can be added.
 
-    rounds: [B] rounds, or steps, that the row took part in.
+    rounds: [B] the number of rounds, or steps, that the row took part in.
     tested: [B, ...] the number of drafts that were tested: [B, D] by their place in the
         draft, or [B] of denoising steps along chains. D is 0 if nothing is drafted.
-    accepted: those that were accepted, as `tested`.
-    truncated: [B] draws from a residual that were given up; with any, the distribution
-        is not the target's.
-    calls: of each network, by name.
+    accepted: [B, ...] the number of drafts that were accepted, in the same form.
+    truncated: [B] the number of draws from a residual that were given up. If there are
+        any, the row does not have the target's distribution.
+    calls: the calls of each network, by its name.
     """
 
     rounds: Array
@@ -72,14 +72,15 @@ class Counts(NamedTuple):
 class Info:
     """What happened while B rows (images, texts) were generated.
 
-    It is a pytree of arrays, so that a jitted function can return it; the properties
+    It is a pytree of arrays, so that a jitted function can return it. Its properties
     wait for the device.
 
-    made: [B] tokens that were generated.
-    rounds, tested, accepted, truncated, calls: as of `Counts`.
-    trace: what else the family reports.
-    claim: of the method, whatever happened (static).
-    seconds: that the generation took, where somebody measured them (static).
+    made: [B] the number of tokens that were generated.
+    rounds, tested, accepted, truncated, calls: the same as in `Counts`.
+    trace: what the family of models reports in addition.
+    claim: the claim of the method, which does not depend on the run (static).
+    seconds: the seconds that the generation took; None if they were not measured
+        (static).
     """
 
     made: Array
@@ -94,18 +95,19 @@ class Info:
 
     @property
     def acceptance(self) -> float | None:
-        """Returns accepted / tested; None if nothing was tested."""
+        """The share of the tested drafts that were accepted; None if nothing was
+        tested."""
         tested = int(np.sum(self.tested))
         return int(np.sum(self.accepted)) / tested if tested else None
 
     @property
     def exact(self) -> bool:
-        """Says whether the rows have the target's own distribution."""
+        """Whether the rows have the target's distribution."""
         return self._found.exact
 
     @property
     def why(self) -> str:
-        """Says why the rows have the target's own distribution, or why not."""
+        """The reason why the rows have the target's distribution, or why not."""
         return self._found.why
 
     @property
@@ -114,7 +116,7 @@ class Info:
 
     @property
     def sequential(self) -> int:
-        """Counts the network calls that were made one after the other."""
+        """The number of network calls that were made one after the other."""
         return sum(int(calls.sequential) for calls in self.calls.values())
 
     def __str__(self) -> str:
@@ -138,10 +140,10 @@ class Info:
 
 
 class Generated(NamedTuple):
-    """What `generate` returns: it unpacks as (tokens, info).
+    """The result of `generate`, which unpacks as (tokens, info).
 
-    tokens: of the rows.
-    info: what happened.
+    tokens: [B, ...] the tokens of each row.
+    info: the record of the generation.
     """
 
     tokens: Array

@@ -1,8 +1,8 @@
-"""The random numbers of an image, all derived from its key.
+"""Keys, from which all random numbers of an image or a text are derived.
 
-Every image has one key. Everything random about it is derived by folding in a purpose
-and the place where the number is used, so an image depends on its own key and never on
-its neighbours in the batch.
+Every row (an image or a text) has one key. A random number for it is drawn with this
+key, into which a purpose and the place of use are folded. So a row depends on its own
+key, and never on its neighbours in the batch.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from cspd_jax.check import UserError
 
 Array = jax.Array
-# The generator of JAX that draws for a row of a batch what it draws for the row alone.
+# With this generator of JAX, a row of a batch draws the same numbers as the row alone.
 _GENERATOR = "threefry2x32"
 
 
 @enum.unique
 class Purpose(enum.IntEnum):
-    """What a random number is used for. Numbers of different purposes are
+    """The use of a random number. Numbers that are drawn for different purposes are
     independent."""
 
     ORDER = 0
@@ -38,14 +38,18 @@ class Purpose(enum.IntEnum):
 
 
 def seed_key(seed: int | Array) -> Array:
-    """The key of a seed, whatever generator JAX is told to use by default."""
+    """Returns the key of a seed, whatever JAX's default generator is."""
     return jax.random.key(seed, impl=_GENERATOR)
 
 
 def as_typed(key: Array) -> Array:
-    """A key, or keys, of the new kind. UserError for what is no key, such as a seed,
-    and for keys of another generator, which draw for all rows of a batch from the key
-    of the first."""
+    """Returns a key or keys [...] as typed keys (`jax.random.key`), converting the old
+    uint32 keys [..., 2].
+
+    Raises UserError if the argument is no key, for example a seed. Raises it for keys
+    of another generator, too: under `vmap` such a generator may draw for all rows from
+    the first row's key.
+    """
     dtype = getattr(key, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if is_key and isinstance(key, jax.Array):
@@ -61,7 +65,7 @@ def as_typed(key: Array) -> Array:
             " jax.random.key(0)"
         )
     try:
-        # Of the old kind, jax.random.PRNGKey.
+        # The key is of the old kind, made by jax.random.PRNGKey.
         return jax.random.wrap_key_data(key, impl=_GENERATOR)
     except TypeError:
         raise UserError(
@@ -71,8 +75,8 @@ def as_typed(key: Array) -> Array:
 
 
 def row_keys(key: Array, count: int, first: int = 0) -> Array:
-    """Keys [count] of the rows (images, texts) first, ..., first + count - 1 of a
-    run."""
+    """Returns [count], the keys of the rows (images, texts) with the numbers first,
+    ..., first + count - 1 of a run, from its one key."""
     key = as_typed(key)
     if key.ndim:
         raise UserError(
@@ -82,21 +86,21 @@ def row_keys(key: Array, count: int, first: int = 0) -> Array:
 
 
 def independent_key(key: Array) -> Array:
-    """A key, or keys [B], whose numbers are independent of what a run with `key` draws:
-    for measurements that decide how it is run."""
+    """Returns a key, or keys [B], whose numbers are independent of all numbers that a
+    run with `key` draws. Measurements that decide how to do the run use it."""
     key = as_typed(key)
     if key.ndim > 1:
         raise UserError(
             f"keys have shape {key.shape}; give one key, or one for each row"
         )
-    # More than there are rows or purposes.
+    # This number is larger than any row or purpose that a run folds in.
     fold = lambda k: jax.random.fold_in(k, 2**32 - 1)
     return fold(key) if key.ndim == 0 else jax.vmap(fold)(key)
 
 
 def keys_per_row(key: Array, count: int) -> Array:
-    """One typed key per row [count], from one key for all of them or from one for
-    each."""
+    """Returns [count], a typed key for each row, given one key for all rows or one key
+    for each."""
     key = as_typed(key)
     if key.ndim == 0:
         return row_keys(key, count)
@@ -109,16 +113,16 @@ def keys_per_row(key: Array, count: int) -> Array:
 
 
 def purpose_keys(keys: Array, purpose: enum.IntEnum) -> Array:
-    """Keys [B] of one purpose, for rows with `keys` [B]."""
+    """Returns [B], the keys for one purpose, for rows with `keys` [B]."""
     return jax.vmap(lambda k: jax.random.fold_in(k, int(purpose)))(keys)
 
 
 def chain_noise(keys: Array, positions: Array, steps: int, dim: int) -> Array:
-    """Noise of the denoising chains at `positions` [B, G] of images with `keys` [B]: [T
-    + 1, B, G, d].
+    """Returns [T + 1, B, G, d], the noise of the denoising chains at `positions` [B, G]
+    of images with `keys` [B].
 
-    Entry T is x_T, entry i is for step i. Drawn in float32 whatever the networks run
-    in.
+    Entry T is x_T, and entry i is the noise of step i. The noise is float32, whatever
+    type the networks compute in.
     """
 
     def one(key: Array, position: Array) -> Array:
@@ -131,7 +135,8 @@ def chain_noise(keys: Array, positions: Array, steps: int, dim: int) -> Array:
 
 
 def at_positions(keys: Array, positions: Array) -> Array:
-    """A key for each position [B, ...], from one for each row [B]."""
+    """Returns [B, ...], a key for each of the positions [B, ...], from the rows' keys
+    [B]."""
     rows = jnp.broadcast_to(
         keys.reshape(-1, *[1] * (positions.ndim - 1)), positions.shape
     )
@@ -141,13 +146,14 @@ def at_positions(keys: Array, positions: Array) -> Array:
 
 
 def chain_ends(keys: Array, positions: Array, dim: int) -> Array:
-    """x_T of the speculated chains at `positions` [B, ...]: [B, ..., d]."""
+    """Returns [B, ..., d], the x_T of the speculated chains at `positions` [B, ...]."""
     own = at_positions(purpose_keys(keys, Purpose.CHAIN_END), positions).reshape(-1)
     x = jax.vmap(lambda key: jax.random.normal(key, (dim,), jnp.float32))(own)
     return x.reshape(*positions.shape, dim)
 
 
 def window_keys(keys: Array, positions: Array) -> Array:
-    """Of the speculated chains at `positions` [B, ...], one key each for all that is
-    random after x_T: to be folded with the number of steps that are left."""
+    """Returns [B, ...], a key for each of the speculated chains at `positions` [B,
+    ...]. All random numbers of a chain after x_T are drawn with this key, into which
+    the number of steps that are left is folded."""
     return at_positions(purpose_keys(keys, Purpose.WINDOW), positions)

@@ -1,4 +1,4 @@
-"""Wall-clock comparison of several ways of doing the same thing."""
+"""Compares the wall-clock time of several ways to do the same work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ Made = TypeVar("Made")
 def seconds_in_turns(
     runs: Mapping[str, Callable[[], Any]], repeats: int, longest: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Measures the seconds of each run, `repeats` times; runs take turns, so a busy
-    machine is fair to all.
+    """Measures the seconds of each run, `repeats` times. The runs take turns, so that a
+    busy machine slows all of them alike.
 
-    Call each run once before, or its compilation is measured too. Its result is waited
-    for. After `longest` seconds no further turn begins.
+    Call each run once before measuring; otherwise its compilation is measured, too. The
+    measured time ends when the run's result is ready. After `longest` seconds no
+    further turn begins.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     begin = time.perf_counter()
@@ -36,15 +37,15 @@ def seconds_in_turns(
     return seconds
 
 
-_HANDICAP = 1.02  # another way must win by more than the clock's noise
+_HANDICAP = 1.02  # a way must beat the plain one by more than the clock's noise
 
 
 class Choice(NamedTuple, Generic[Request]):
-    """What is fastest here.
+    """The way that is fastest on this machine.
 
-    request: what to run.
+    request: the arguments to run it with.
     way: its name.
-    seconds: of the measurement, by way.
+    seconds: the measured seconds of every way that was tried, by name.
     """
 
     request: Request
@@ -55,9 +56,10 @@ class Choice(NamedTuple, Generic[Request]):
 def median_seconds(
     runs: Mapping[str, Callable[[], Any]], repeats: int = 5, longest: float = 20.0
 ) -> dict[str, float]:
-    """Measures the median seconds of each run, in turns; what does not fit into memory
-    takes for ever. Each is called once before, to be compiled."""
-    # Each has its own clock, by which they would choose differently.
+    """Measures the median seconds of each run, in turns. Each run is called once
+    before, so that it is compiled. A run that does not fit into memory gets infinite
+    seconds."""
+    # Each process has its own clock, so the processes might choose differently.
     if jax.process_count() > 1:
         raise UserError(
             "nothing is chosen by time across processes: say which --method"
@@ -76,8 +78,8 @@ def median_seconds(
 
 
 def fastest_of(seconds: Mapping[str, float], plain: str) -> str:
-    """Returns the name of the fastest way: the plain one, unless another is clearly
-    faster."""
+    """Returns the name of the fastest way. This is the plain way unless another one is
+    faster by more than 2 %."""
     return min(
         seconds, key=lambda name: seconds[name] * (1.0 if name == plain else _HANDICAP)
     )
@@ -86,8 +88,8 @@ def fastest_of(seconds: Mapping[str, float], plain: str) -> str:
 def timed(
     ways: Mapping[str, Callable[[], Made]], repeats: int = 1
 ) -> dict[str, tuple[Made, float]]:
-    """Returns what each way makes, and the least seconds of its runs after the one that
-    compiles."""
+    """Runs each way once to compile it, and then `repeats` times. Returns for each way
+    the result of the first run, and the least seconds of the later ones."""
     made = {name: jax.block_until_ready(run()) for name, run in ways.items()}
     seconds = seconds_in_turns(ways, repeats)
     return {name: (one, min(seconds[name])) for name, one in made.items()}

@@ -1,12 +1,15 @@
 """The distribution that tokens are drawn from, and how they are drawn.
 
-Temperature, then top-k, then top-p. Target and draft logits go through the same
-processing, and everything after it works with log probabilities alone.
+Logits are divided by the temperature, then cut by top-k, then by top-p. The logits of
+the target and of the draft model are processed alike, and all later code works with log
+probabilities alone.
 
-Every row has one key. A plain token at position t uses (TOKEN, t) and nothing else.
-What else a round of speculation draws depends also on the row's length when it
-starts, which is never the same twice: block verification looks at all drafts of a
-round, so the noise of drafts that it dropped must not be reused.
+Every row has one key. The random numbers of a plain token at position t are derived
+from this key, TOKEN and t alone. The other random numbers of a round of speculation are
+derived from the key, their purpose and the length of the row when the round starts.
+They cannot be derived from positions: block verification looks at all drafts of a
+round, so the noise of the drafts that it drops must not be used again. The length of a
+row differs from round to round, so every round has fresh numbers.
 """
 
 from __future__ import annotations
@@ -23,21 +26,22 @@ from cspd_jax.keys import purpose_keys
 
 Array = jax.Array
 
-NO_TOKEN = -1  # in place of a token, where the model's logits are NaN or infinite
+NO_TOKEN = -1  # stands for a token where the model's logits are NaN or infinite
 
 
 class Sampling(NamedTuple):
-    """How tokens are drawn: each field is one number, or one per row [B].
+    """How tokens are drawn. Each field is one number for all rows, or one number per
+    row [B].
 
-    None switches a field off at no cost. Switching recompiles; changing a number does
-    not.
+    None switches a field off at no cost. Switching a field on or off recompiles;
+    changing its number does not.
 
     temperature: divides the logits; None or 0 is greedy decoding.
     top_k: keep only the k most probable ids.
-    top_p: of those, keep the fewest most probable ids that hold at least the
-        probability p.
+    top_p: after top_k, keep only the fewest most probable ids whose probabilities sum
+        to at least p.
 
-    Ids that are exactly as probable as the last one kept are kept too.
+    Ids that are exactly as probable as the last kept id are kept, too.
     """
 
     temperature: Array | float | None = None
@@ -46,17 +50,17 @@ class Sampling(NamedTuple):
 
     @property
     def greedy(self) -> bool:
-        """Whether the temperature is off; a temperature of 0 in an array does not
-        count."""
+        """Whether the temperature is None. A temperature of 0 does not count, since the
+        number may be traced."""
         return self.temperature is None
 
 
 def log_probs(logits: Array, sampling: Sampling) -> Array:
-    """Returns log probabilities [B, ..., V] in at least float32; an id that is cut off
-    has -inf.
+    """Returns log probabilities [B, ..., V] in at least float32, from logits [B, ...,
+    V]. An id that is cut has -inf.
 
-    Greedy puts all probability on the largest logit, the first one if there are
-    several.
+    Greedy decoding puts all probability on the id with the largest logit, or on the
+    first such id if there are several.
     """
     (x,) = at_least_float32(logits)
     first = point_mass(jnp.argmax(x, axis=-1), x.shape[-1], x.dtype)
@@ -77,15 +81,15 @@ def log_probs(logits: Array, sampling: Sampling) -> Array:
 
 
 def cut_top_k(x: Array, top_k: Array | int) -> Array:
-    """Logits x [B, ..., V] <= 0, with -inf for all but the `top_k` largest; top_k is
-    one number or [B]."""
+    """Returns logits x [B, ..., V] <= 0, with -inf in place of all but the `top_k`
+    largest. top_k is one number or [B]."""
     k = _by_row(top_k, x)
     return _keep_largest(x, lambda kept: jnp.sum(kept, axis=-1, keepdims=True) >= k)
 
 
 def cut_top_p(x: Array, top_p: Array | float) -> Array:
-    """Logits x [B, ..., V] <= 0, with -inf for all but the fewest largest that hold at
-    least `top_p`, a probability: one number or [B]."""
+    """Returns logits x [B, ..., V] <= 0, with -inf in place of all but the fewest
+    largest whose probabilities sum to at least `top_p`, which is one number or [B]."""
     p = _by_row(top_p, x)
     probs = jax.nn.softmax(x, axis=-1)
     return _keep_largest(
@@ -94,23 +98,23 @@ def cut_top_p(x: Array, top_p: Array | float) -> Array:
 
 
 def fit_vocabulary(logits: Array, known_ids: int, num_ids: int) -> Array:
-    """Logits [..., V], of which the first `known_ids` are real, as [..., num_ids];
-    missing ids get -inf."""
+    """Returns logits [..., num_ids] from logits [..., V]. The first `known_ids` are
+    kept, and all other ids get -inf."""
     known_ids = min(known_ids, num_ids)
     missing = [(0, 0)] * (logits.ndim - 1) + [(0, num_ids - known_ids)]
     return jnp.pad(logits[..., :known_ids], missing, constant_values=-jnp.inf)
 
 
 def point_mass(tokens: Array, num_ids: int, dtype=jnp.float32) -> Array:
-    """Returns log probabilities [..., num_ids] that put everything on `tokens`
-    [...]."""
+    """Returns log probabilities [..., num_ids] that give `tokens` [...] the probability
+    1."""
     return jnp.where(jnp.arange(num_ids) == tokens[..., None], 0.0, -jnp.inf).astype(
         dtype
     )
 
 
 class Purpose(enum.IntEnum):
-    """What a random number is used for. Numbers drawn for different purposes are
+    """The use of a random number. Numbers that are drawn for different purposes are
     independent."""
 
     TOKEN = 0
@@ -121,14 +125,14 @@ class Purpose(enum.IntEnum):
 
 
 def round_keys(keys: Array, purpose: Purpose, length: Array) -> Array:
-    """Returns keys [B] for what the round that starts at `length` [B] draws for
-    `purpose`."""
+    """Returns keys [B] for one purpose in the round that starts when the rows have the
+    lengths `length` [B]."""
     return jax.vmap(jax.random.fold_in)(purpose_keys(keys, purpose), length)
 
 
 def noise_at(keys: Array, positions: Array, num_ids: int, dtype) -> Array:
-    """Gumbel noise [..., num_ids] of the tokens at `positions` [B, Q] or [B], for rows
-    with `keys` [B]."""
+    """Returns Gumbel noise [..., num_ids] for the tokens at `positions` [B, Q] or [B],
+    of rows with `keys` [B]."""
     fold = (
         jax.vmap(jax.random.fold_in, (None, 0))
         if positions.ndim == 2
@@ -140,8 +144,8 @@ def noise_at(keys: Array, positions: Array, num_ids: int, dtype) -> Array:
 def gumbel(keys: Array, num_ids: int, dtype) -> Array:
     """Draws Gumbel noise [..., num_ids] for keys [...].
 
-    The uniform numbers have 32 random bits: the upper tail, which makes rare tokens
-    win, needs them.
+    It is made from uniforms with 32 random bits. The upper tail of the noise lets rare
+    tokens win, and would be too coarse with fewer bits.
     """
     one = lambda key: uniform(key, (num_ids,), dtype)
     u = jax.vmap(one)(keys.reshape(-1)).reshape(*keys.shape, num_ids)
@@ -149,28 +153,29 @@ def gumbel(keys: Array, num_ids: int, dtype) -> Array:
 
 
 def most_probable(logits: Array) -> Array:
-    """The id [...] of the largest of logits [..., V], the first one if there are
-    several; `NO_TOKEN` where that is not finite."""
+    """Returns the id [...] with the largest of logits [..., V], or the first such id if
+    there are several; `NO_TOKEN` where the largest logit is not finite."""
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    # Of a NaN the largest is NaN.
+    # If any logit is NaN, so is the maximum.
     return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), best, NO_TOKEN)
 
 
 def gumbel_max(log_p: Array, noise: Array) -> Array:
-    """Draws from log_p [..., V], normalised or not: the id with the largest log p +
-    noise. int32 [...]"""
+    """Draws ids, int32 [...], from log_p [..., V], normalised or not. The drawn id has
+    the largest log_p + noise, for Gumbel noise [..., V]."""
     return jnp.argmax(log_p + noise, axis=-1).astype(jnp.int32)
 
 
 def _keep_largest(x: Array, enough: Callable[[Array], Array]) -> Array:
-    """x [..., V] <= 0, with -inf for all but the fewest largest entries that are
-    enough.
+    """Returns x [..., V] <= 0, with -inf in place of all but the fewest largest entries
+    that are enough.
 
-    enough: maps the entries kept, bool [..., V], to bool [..., 1].
+    enough: says for the kept entries, bool [..., V], whether they are enough, bool
+        [..., 1].
 
-    This avoids a sort, which is slow. Non-negative floats have the order of their bit
-    patterns, so the bits of the threshold on -x are found one at a time: a bit is set
-    if leaving it out would keep too little.
+    This avoids a sort, which is slow. Non-negative floats are in the same order as
+    their bit patterns, so a threshold on -x is found bit by bit, from the highest bit
+    down: a bit is set if, without it, too few entries would be kept.
     """
     bits = 8 * x.dtype.itemsize
     gap = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.dtype(f"uint{bits}"))
@@ -181,11 +186,11 @@ def _keep_largest(x: Array, enough: Callable[[Array], Array]) -> Array:
         return jnp.where(enough(gap < higher), bound, higher)
 
     bound = jax.lax.fori_loop(0, bits, set_bit, jnp.zeros_like(gap[..., :1]))
-    # A compiler may compute x anew here, rounded otherwise, so that no gap is 0.
+    # A compiler may compute x again here and round it differently, so that no gap is 0.
     largest = jnp.arange(x.shape[-1]) == jnp.argmax(x, axis=-1, keepdims=True)
     return jnp.where(largest | (gap <= bound), x, -jnp.inf)
 
 
 def _by_row(number: Array | float | None, x: Array) -> Array:
-    """A scalar or [B], reshaped to broadcast against x [B, ..., V]."""
+    """Reshapes a number, [] or [B], so that it broadcasts against x [B, ..., V]."""
     return jnp.reshape(jnp.asarray(number), (-1,) + (1,) * (x.ndim - 1))

@@ -1,5 +1,5 @@
-"""The loop around an algorithm: all rounds in one program, or round by round, with a
-bar, or spread over a mesh. It knows nothing of what a round does."""
+"""The loop that runs an algorithm: all rounds in one program, or round by round with a
+bar, or spread over a mesh. It does not depend on what a round does."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ Array = jax.Array
 
 
 class Rows(Protocol):
-    """Rows that are to be generated: a pytree, in which sizes are static and arrays are
-    data."""
+    """A job that generates B rows. It is a pytree, in which sizes are static and arrays
+    are data."""
 
     def generate(self) -> Generated:
-        """Generates them; traceable."""
+        """Generates the rows. It can be traced."""
 
     def stream(self) -> Iterator[Generated]:
-        """Yields what there is after each round, which is a jitted call of its own."""
+        """Yields the tokens so far after each round. Each round is a jitted call of its
+        own."""
 
     def split(self) -> tuple[Any, Any]:
-        """Returns what is by row, arrays [B, ...], and what all rows share."""
+        """Returns two pytrees: the data of each row, arrays [B, ...], and the data that
+        all rows share."""
 
     @classmethod
     def joined(cls, rows: Any, shared: Any) -> Rows:
-        """Puts both together again, for some of the rows."""
+        """Makes a job from the two pytrees of `split`, whose first may have only some
+        of the rows."""
 
 
 class Algorithm(Protocol):
-    """Generates B rows, round by round. It is a pytree, and its states are named
-    tuples.
+    """An algorithm that generates B rows, round by round. It is a pytree, and its
+    states are named tuples.
 
-    in_place: the field of the state whose buffers a round may overwrite.
+    in_place: the name of the state's field whose buffers a round may overwrite.
     """
 
     in_place: ClassVar[str]
@@ -51,13 +54,13 @@ class Algorithm(Protocol):
         """Returns the state before the first round."""
 
     def unfinished(self, state: Any) -> Array:
-        """Returns whether there is another round, [] or [B]."""
+        """Returns whether another round is needed, [] for all rows or [B]."""
 
     def advance(self, state: Any) -> Any:
-        """Takes a round, and adds what happened to the state's counts."""
+        """Takes a round, and adds its counts to the state's counts."""
 
     def output(self, state: Any) -> Generated:
-        """Returns what there is after some round."""
+        """Returns the tokens and the info of a state, after any number of rounds."""
 
 
 @outermost_jit
@@ -69,7 +72,8 @@ def run(algorithm: Algorithm) -> Generated:
 
 
 def stream(algorithm: Algorithm) -> Iterator[Generated]:
-    """Yields (tokens, info) after each round, which is a jitted call of its own."""
+    """Yields (tokens, info) after each round. Each round is a jitted call of its
+    own."""
     state = _begin(algorithm)
     name = algorithm.in_place
     while np.any(_unfinished(algorithm, state)):
@@ -79,10 +83,11 @@ def stream(algorithm: Algorithm) -> Iterator[Generated]:
 
 
 def generate(parts: Iterable[Rows], mesh: Mesh | None, bar: Bar) -> list[Generated]:
-    """Generates parts, one after the other.
+    """Generates the parts of a request, one after the other.
 
-    mesh: the devices that the models lie on; each part is spread over them.
-    bar: counts tokens, for which a part is streamed; not on a mesh.
+    mesh: the devices that hold the models; the rows of each part are spread over them.
+    bar: a bar that counts tokens. If it is enabled and there is no mesh, parts are
+        generated round by round.
     """
     found = []
     with bar:
@@ -97,6 +102,7 @@ def generate(parts: Iterable[Rows], mesh: Mesh | None, bar: Bar) -> list[Generat
 
 
 def _watched(bar: Bar, part: Rows) -> Generated:
+    """Generates a part round by round, and advances the bar by its new tokens."""
     made = None
     before = bar.n
     for made in part.stream():
@@ -116,7 +122,8 @@ def _advance(algorithm: Algorithm, rest: Any, place: Any) -> Any:
 
 @functools.partial(outermost_jit, static_argnames="mesh")
 def _on_mesh(part: Rows, mesh: Mesh) -> Generated:
-    """Has each group of devices generate its own share of the rows."""
+    """Generates a part on a mesh, where each group of devices generates its own share
+    of the rows."""
     rows, shared = part.split()
     own = lambda rows, shared: part.joined(rows, shared).generate()
     return spread(own, mesh, rows, shared)

@@ -1,9 +1,9 @@
-"""From text to the ids of a language model and back: by a tokenizer.json of its own, or
-as bytes.
+"""Turns text into the ids of a language model and back, by the model's tokenizer.json,
+or as bytes.
 
-The models that come with the package read bytes: ids 0..255 are the bytes of UTF-8,
-`END_OF_TEXT` begins and ends a text, and `MASK` stands for a byte to be found, in
-masked-diffusion models only.
+The language models that come with the package read bytes. The ids 0..255 are the bytes
+of UTF-8, and `END_OF_TEXT` begins and ends a text. Masked-diffusion models also have
+`MASK`, which stands for a byte to be filled in.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ CAUSAL_SIZE = 257
 MASKED_SIZE = 258
 
 CHAT_TEMPLATE = "chat_template.jinja"
-_FOLDERS = ("tokenizer", "")  # in our checkpoint folders, and in Hugging Face's
-# Of messages with a role and a content.
+_FOLDERS = ("tokenizer", "")  # in this package's checkpoints, and in Hugging Face's
+# Turns messages, which have a role and a content, into one text.
 Template: TypeAlias = Callable[[Sequence[Mapping[str, str]]], str]
 
 
 class Tokenizer(Protocol):
-    """Encodes and decodes whole texts. begin: whether what begins a text (and ends it,
-    of some tokenizers) is added."""
+    """Encodes and decodes whole texts.
+
+    The argument `begin` of `encode` says whether the tokens that mark the beginning of
+    a text are added. Some tokenizers then also add the tokens that mark its end.
+    """
 
     def encode(self, text: str, begin: bool = True) -> list[int]: ...
 
@@ -41,13 +44,13 @@ class ByteTokenizer:
     """Reads text as the bytes of UTF-8."""
 
     def encode(self, text: str, begin: bool = True) -> list[int]:
-        """Returns the bytes of a text, preceded by END_OF_TEXT unless `begin` is
+        """Returns the bytes of a text. They follow END_OF_TEXT unless `begin` is
         false."""
         return [END_OF_TEXT] * begin + list(text.encode())
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Invalid UTF-8 becomes replacement characters, and ids that are not bytes are
-        left out."""
+        """Returns the text of ids. Invalid UTF-8 becomes replacement characters, and
+        ids that are not bytes are left out."""
         return bytes(int(i) for i in ids if 0 <= i < END_OF_TEXT).decode(
             errors="replace"
         )
@@ -62,12 +65,13 @@ class FileTokenizer:
         self._path = path
         self._known_ids = known_ids
         self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        # What is encoded here is neither cut nor filled up.
+        # Texts are neither cut nor padded, whatever the file says.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
     def encode(self, text: str, begin: bool = True) -> list[int]:
-        """Returns the ids of a text; UserError for ids that the model does not have."""
+        """Returns the ids of a text. Raises UserError if the model does not have one of
+        them."""
         ids = self._tokenizer.encode(text, add_special_tokens=begin).ids
         if ids and max(ids) >= self._known_ids:
             raise UserError(
@@ -77,15 +81,16 @@ class FileTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids; what is below 0 stands for no token."""
+        """Returns the text of ids. Ids below 0, which stand for no token, are left
+        out."""
         return self._tokenizer.decode(
             [int(i) for i in ids if i >= 0], skip_special_tokens=False
         )
 
 
 def load_tokenizer(model: TextModel) -> Tokenizer | None:
-    """Returns the model's own tokenizer; None if it has none, so that it only takes
-    ids."""
+    """Returns the model's tokenizer; None if it has none, in which case the model takes
+    only ids."""
     if (found := read_tokenizer(model.folder, model.config.known_ids)) is not None:
         return found
     reads_bytes = model.config.vocab_size in (CAUSAL_SIZE, MASKED_SIZE)
@@ -97,20 +102,21 @@ def load_tokenizer(model: TextModel) -> Tokenizer | None:
 
 
 def read_tokenizer(folder: Path | None, known_ids: int) -> FileTokenizer | None:
-    """Reads the tokenizer.json in a model's folder; None without."""
+    """Reads the tokenizer.json in a model's folder; returns None if there is none."""
     path = _file(folder, "tokenizer.json")
     return FileTokenizer(path, known_ids) if path else None
 
 
 def _file(folder: Path | None, name: str) -> Path | None:
-    """Returns where a model's folder has a file of its tokenizer; None without."""
+    """Returns the path of a tokenizer's file in a model's folder; None if there is
+    none."""
     paths = [folder / place / name for place in _FOLDERS] if folder else []
     return next((path for path in paths if path.is_file()), None)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Returns what each id adds to the text, "" while a character is incomplete;
-    joined, they are it."""
+    """Returns for each id the piece that it adds to the text. The joined pieces are the
+    text. A piece is "" while a character is incomplete."""
     whole = ""
     found = []
     start = 0
@@ -120,7 +126,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
         found.append(text[len(whole) :] if complete else "")
         if complete:
             whole = text
-            # Ids far back no longer matter.
+            # Ids far back no longer change the text of later ids.
             if not text[-1:].isspace() and i - start >= 64:
                 start = i
                 whole = tokenizer.decode(ids[i : i + 1])
@@ -128,15 +134,15 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def chat_template(folder: Path | None) -> Template | None:
-    """Reads the chat template in a model's folder, a file of its own or among the
-    tokenizer's settings."""
+    """Reads the chat template in a model's folder. It is a file of its own, or an entry
+    of the tokenizer's settings. Returns None if there is none."""
     alone = _file(folder, CHAT_TEMPLATE)
     settings_file = _file(folder, "tokenizer_config.json")
     settings = read_object(settings_file) if settings_file else {}
     source = (
         alone.read_text(encoding="utf-8") if alone else settings.get("chat_template")
     )
-    if isinstance(source, list):  # several by name
+    if isinstance(source, list):  # several templates, each with a name
         source = next(
             (one["template"] for one in source if one["name"] == "default"), None
         )
@@ -151,8 +157,8 @@ def chat_template(folder: Path | None) -> Template | None:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    # As transformers has it; Jinja's own is for pages of HTML, whose characters it
-    # escapes.
+    # Jinja's own filter is for HTML and escapes some characters. This one is the same
+    # as in transformers.
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(
         value, ensure_ascii=False, indent=indent
     )
@@ -179,8 +185,8 @@ def chat_template(folder: Path | None) -> Template | None:
 def chat_ids(
     tokenizer: Tokenizer, template: Template, messages: Sequence[Mapping[str, str]]
 ) -> list[int]:
-    """Returns messages as the ids that a model continues with its answer: those that
-    the template writes."""
+    """Returns the ids of the text that the template makes of the messages. The model
+    continues them with its answer."""
     if not (row := tokenizer.encode(template(messages), begin=False)):
         raise UserError(
             "the chat template makes no tokens of these messages; the model needs one"

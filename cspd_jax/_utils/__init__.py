@@ -1,1 +1,1 @@
-"""Small helpers that every room uses."""
+"""Small helpers that all packages of the library use."""

@@ -1,10 +1,9 @@
-"""What an accelerator computes differently from a CPU, where each has a form that suits
-it.
+"""Computations that have one form for CPUs and another for accelerators.
 
-On an accelerator a small kernel takes as long as its launch, so fewer are better even
-if they compute more. On a CPU arithmetic and memory are what takes the time. The choice
-is made when a program is lowered, by the device it is compiled for; the results are the
-same but for rounding.
+On an accelerator a small kernel takes as long as its launch, so fewer kernels are
+better, even if they compute more. On a CPU the time goes into arithmetic and memory.
+The form is chosen when a program is lowered, by the device that it is compiled for. The
+results of both forms are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# The fewest rows of a matrix product. One row would be computed as the sum of an array
-# of the matrix's size.
+# The fewest rows of a matrix product on an accelerator. XLA would compute a product
+# with one row as a sum over an array of the matrix's size.
 FEWEST_ROWS = 8
 
 
 def by_device(*operands: Any, cpu: Callable, accelerator: Callable) -> Any:
-    """Returns cpu(*operands), or accelerator(*operands) where the program is compiled
-    for anything else."""
+    """Returns cpu(*operands) if the program is compiled for a CPU, and otherwise
+    accelerator(*operands)."""
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=accelerator)
 
 
 def read_at_once(tree: Any) -> Any:
-    """Returns the same arrays [..., k], which on an accelerator are read (sliced,
-    gathered) by one kernel."""
+    """Returns the arrays [..., k] of a pytree unchanged. On an accelerator they are
+    joined in between, so that one kernel reads (slices, gathers) all of them."""
 
     def together(tree):
         leaves, structure = jax.tree.flatten(tree)
@@ -45,8 +44,8 @@ def read_at_once(tree: Any) -> Any:
 
 
 def with_enough_rows(function: Callable, fixed: Any, rows: Any) -> jax.Array:
-    """Returns function(fixed, rows), [R, ...] for R rows; on an accelerator a single
-    one is repeated."""
+    """Returns function(fixed, rows), which is [R, ...] for R rows. On an accelerator a
+    single row is repeated, and the first row of the result is returned."""
     count = jax.tree.leaves(rows)[0].shape[0]
     if count > 1:
         return function(fixed, rows)

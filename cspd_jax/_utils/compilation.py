@@ -1,5 +1,5 @@
-"""How programs are compiled: who runs their loops, where they are cached, and how long
-compiling took."""
+"""How programs are compiled: whether the host or the device runs their loops, where
+compiled programs are cached, and how long compiling took."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from cspd_jax._utils.files import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# A GPU runs loops and conditions by itself, in its command buffers, and the host no
-# longer reads what they depend on. For your own `jax.jit(function,
-# compiler_options=DEVICE_LOOPS)`; a jit inside another may not have any.
+# With these compiler options a GPU runs loops and conditions by itself, in its command
+# buffers, and the host no longer reads their conditions. They can be given to a
+# `jax.jit(function, compiler_options=DEVICE_LOOPS)` of your own. A jit inside another
+# jit may not have compiler options.
 DEVICE_LOOPS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
     "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
@@ -26,28 +27,29 @@ _asked = {"device_loops": False}
 
 
 def device_loops(on: bool) -> None:
-    """From now on a GPU runs the loops of this library's programs by itself; off, the
-    host does, as by default.
+    """Chooses who runs the loops of this library's programs from now on: the GPU itself
+    if `on` is true, otherwise the host, which is the default.
 
-    What is drawn is the same. No GPU has been measured with it yet.
+    The choice does not change any result. It has not been measured on a GPU yet.
     """
     _asked["device_loops"] = on
 
 
 def has_device_loops() -> bool:
-    """Says whether loops of the device are asked for."""
+    """Returns whether `device_loops` is on."""
     return _asked["device_loops"]
 
 
 def outermost_jit(function: Function, **how: Any) -> Function:
-    """Jits a function with loops, by the options that `device_loops` asks for unless it
-    is called in another jit, whose options then count."""
+    """Jits a function that has loops, with the compiler options of `device_loops` if
+    that is on. If the function is called inside another jit, the options of the other
+    jit apply."""
     inside = jax.jit(function, **how)
     alone = jax.jit(function, compiler_options=DEVICE_LOOPS, **how)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        # While something is traced, every new array is a tracer.
+        # Inside another jit, every new array is a tracer.
         if not has_device_loops() or isinstance(jnp.zeros(()), jax.core.Tracer):
             return inside(*args, **named)
         try:
@@ -67,16 +69,16 @@ _spent = {"seconds": 0.0, "listening": False}
 
 
 def use_cache() -> None:
-    """Turns on JAX's persistent cache, in the user's cache folder unless JAX was told
-    another one."""
+    """Turns on JAX's persistent compilation cache, in the user's cache folder. Does
+    nothing if JAX is configured to use another folder."""
     if not getattr(jax.config, "jax_compilation_cache_dir", None):
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def compile_seconds() -> float:
-    """Returns the seconds spent tracing and compiling since the first call of this
-    function."""
+    """Returns the seconds that JAX spent on tracing and compiling since the first call
+    of this function."""
     if not _spent["listening"]:
         jax.monitoring.register_event_duration_secs_listener(_add)
         _spent["listening"] = True

@@ -1,4 +1,5 @@
-"""Files and folders that are complete or absent, and fingerprints of what they hold."""
+"""Writes files and folders so that each is either complete or absent, reads and lists
+them, and computes fingerprints of their content."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ _SMALL = 2**16  # bytes
 
 
 def cache_folder() -> Path:
-    """Returns the user's cache: compiled programs, fetched files. It can be deleted at
-    any time."""
+    """Returns the user's cache folder, which holds compiled programs and fetched files.
+    It can be deleted at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cspd-jax"
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sorts names: as numbers if all are, else as texts."""
+    """Sorts names, by their value if all are numbers, otherwise as texts."""
     names = list(names)
     numbers = all(name.isascii() and name.isdecimal() for name in names)
     return sorted(names, key=lambda name: (int(name) if numbers else 0, name))
@@ -36,10 +37,13 @@ def in_order(names: Iterable[str]) -> list[str]:
 def files_in(
     folder: str | Path, endings: Sequence[str], below: bool = True
 ) -> list[Path]:
-    """Returns the files in a folder, and in those below it, whose names end so; none is
-    hidden."""
+    """Returns the sorted files in a folder whose names end with one of `endings`, in
+    upper or lower case. Hidden files are left out.
 
-    # Without it, folders that cannot be read would be left out.
+    below: whether the folders below it are searched, too.
+    """
+
+    # Without this function, `os.walk` would leave out folders that cannot be read.
     def refuse(error: OSError) -> None:
         raise error
 
@@ -56,8 +60,8 @@ def files_in(
 
 
 def is_hidden(name: str) -> bool:
-    """Says whether a system put it among the user's files: ._0.png, .ipynb_checkpoints,
-    @eaDir."""
+    """Returns whether a name is of a file or folder that some system put among the
+    user's files, such as ._0.png, .ipynb_checkpoints or @eaDir."""
     return name.startswith(".") or name in ("@eaDir", "__MACOSX")
 
 
@@ -66,8 +70,8 @@ def written_beside(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary path for a file or folder, which is renamed to `path` on
     success.
 
-    It lies in a new hidden folder beside `path`, so two processes never write to the
-    same one; nothing is left behind on failure.
+    The temporary path lies in a new hidden folder beside `path`, so two processes never
+    write to the same one. On failure nothing is left behind.
     """
     with tempfile.TemporaryDirectory(
         dir=Path(path).absolute().parent, prefix="."
@@ -78,8 +82,9 @@ def written_beside(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def mapped_files(folder: Path) -> Callable[[object, np.ndarray], np.ndarray]:
-    """Returns a function (name, array) that writes large arrays into the folder and
-    returns them mapped, so that the system can take their memory back."""
+    """Returns a function (name, array) -> array. It writes a large array into the
+    folder and returns a memory map of it, so that the system can reclaim the memory. It
+    returns a small array as it is."""
     count = itertools.count()
 
     def put(_: object, array: np.ndarray) -> np.ndarray:
@@ -93,20 +98,20 @@ def mapped_files(folder: Path) -> Callable[[object, np.ndarray], np.ndarray]:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Replaces the file by one with this content."""
+    """Writes this text into a file, replacing the file if it exists."""
     with written_beside(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
-    """Replaces the .npz file by one with these arrays."""
+    """Writes these arrays into an .npz file, replacing the file if it exists."""
     with written_beside(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)
 
 
 def fingerprint(config: Any, params: Any, *more: Any) -> str:
-    """Returns the SHA-256 of a model's configuration and weights, and of `more`
-    (JSON)."""
+    """Returns one SHA-256 of a model's configuration, its weights, and the JSON values
+    `more`."""
     digest = hashlib.sha256(json.dumps([repr(config), *more]).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.asarray(leaf).tobytes())
@@ -120,7 +125,8 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def check_new_folder(path: str | os.PathLike) -> None:
-    """Raises UserError unless `path` is an empty folder or one that can be made."""
+    """Raises UserError unless `path` is an empty folder, or does not exist and can be
+    made."""
     path = Path(path)
     if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
         raise UserError(
@@ -130,8 +136,8 @@ def check_new_folder(path: str | os.PathLike) -> None:
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raises UserError unless something can be made at `path`, or in it if it is a
-    folder: it is tried."""
+    """Raises UserError unless a file can be made at `path`, or inside `path` if that is
+    a folder. This is tested by making a temporary folder."""
     place = Path(path) if os.path.isdir(path) else Path(path).absolute().parent
     try:
         tempfile.TemporaryDirectory(dir=place, prefix=".").cleanup()
@@ -142,13 +148,15 @@ def check_writable(path: str | os.PathLike) -> None:
 
 
 def next_free(prefix: str) -> Path:
-    """Returns `prefix-0001`, or the first number after it that is not taken."""
+    """Returns the first of the paths `prefix-0001`, `prefix-0002`, ... that does not
+    exist."""
     names = (Path(f"{prefix}-{number:04d}") for number in itertools.count(1))
     return next(name for name in names if not os.path.lexists(name))
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """Returns the value in a file; UserError if it is not there or is not JSON."""
+    """Returns the JSON value in a file. Raises UserError if the file cannot be read or
+    is not JSON."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -156,7 +164,8 @@ def read_json(path: str | os.PathLike) -> Any:
 
 
 def read_object(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the object in a file, as `read_json` does."""
+    """Returns the JSON object in a file, like `read_json`. Raises UserError if the
+    value is not an object."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object")

@@ -1,5 +1,5 @@
-"""Loops: `lax.while_loop` with a carry of few arrays, and a call on many rows in
-parts."""
+"""Loops: a `while_loop` that carries few arrays, and `map_chunks`, which calls a
+function on many rows in parts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import jax.numpy as jnp
 
 Array = jax.Array
 Carry = TypeVar("Carry")
-_SMALL = 2**12  # numbers; a larger array is carried by itself
+_SMALL = 2**12  # entries; an array with more entries is carried by itself
 
 
 def while_loop(
     cond: Callable[[Carry], jax.Array], body: Callable[[Carry], Carry], init: Carry
 ) -> Carry:
-    """Runs `jax.lax.while_loop` so that small arrays of one type travel as one.
+    """Runs `jax.lax.while_loop` with all small arrays of one type joined into one
+    array.
 
-    On an accelerator each array that is carried is at least one kernel per trip, and
+    On an accelerator each array in the carry costs at least one kernel per trip, and
     often a copy.
     """
     pack, unpack = _packing(init)
@@ -64,10 +65,11 @@ def _packing(like: Any) -> tuple[Callable, Callable]:
 
 def map_chunks(function: Callable[..., Any], most: int, *arrays: Array) -> Any:
     """Returns function(*arrays), computed with at most `most` rows at a time, so that
-    what is in between fits into memory.
+    intermediate arrays fit into memory.
 
-    arrays: [N, ...]. The function's results are a pytree of arrays [N, ...], whose rows
-        do not depend on each other.
+    function: returns a pytree of arrays [N, ...], in which row i depends only on row i
+        of the arguments.
+    arrays: [N, ...] the arguments of the function.
     """
     count = arrays[0].shape[0]
     if count <= most:

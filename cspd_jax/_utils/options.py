@@ -1,5 +1,5 @@
-"""Options as the fields of a frozen dataclass, each with its default and its
-meaning."""
+"""Options as fields of a frozen dataclass. Each field holds its default, its meaning
+and its command line flags."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ def option(
     report: str | None = None,
     **of_flag: Any,
 ) -> Any:
-    """Makes a field.
+    """Makes the field of an option.
 
-    help: what it means.
-    static: whether it is static where the options are a pytree.
-    flags: its names on the command line, with what else `argparse` is told;
-        none for options of Python only.
-    report: its name in reports, where that is another one; "" leaves it out.
+    help: the meaning of the option.
+    static: whether the option is static in the pytree of the options.
+    flags: the option's names on the command line; empty for an option that only Python
+        has.
+    report: the option's name in reports, if it differs from the field's name; "" leaves
+        the option out of reports.
+    of_flag: further arguments of `argparse.add_argument`.
     """
     metadata = {"help": help, "static": static, "flags": flags, "of_flag": of_flag}
     named = {} if report is None else {"report": report}
@@ -31,7 +33,7 @@ def option(
 
 
 def documented(cls: type) -> type:
-    """Adds what its fields mean to the docstring of a class."""
+    """Adds the meanings of a class's fields to its docstring."""
     meanings = (
         f"    {field.name}: {field.metadata['help']}."
         for field in dataclasses.fields(cls)
@@ -42,8 +44,9 @@ def documented(cls: type) -> type:
 
 
 def reported(value: Any) -> Any:
-    """Turns a dataclass into JSON: its fields under their names in reports (`report` of
-    a field's metadata, where that is another one; "" leaves the field out)."""
+    """Turns a dataclass into a JSON object of its fields, under their names in reports:
+    the metadata `report`, or else the field's name. A field whose `report` is "" is
+    left out. Any other value is returned as it is."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     names = {

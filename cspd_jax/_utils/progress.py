@@ -1,4 +1,4 @@
-"""A bar for work whose programs are compiled on the way."""
+"""A progress bar for work that compiles programs in its first step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tqdm import tqdm
 
 
 class Bar(tqdm):
-    """Says "compiling" until the first step has come, which its speed leaves out."""
+    """A bar that says "compiling" until the first step is done. The speed that it shows
+    leaves out that step."""
 
     def __init__(self, **options: Any):
         super().__init__(**options, postfix="compiling")

@@ -1,5 +1,6 @@
-"""The command line. A verb is a module whose docstring is its description, with
-`add_flags(parser)` and `run(args)`, imported when it is used."""
+"""The command line. Each verb is a module with the functions `add_flags(parser)` and
+`run(args)`. The module's docstring is the description of the verb in its --help. The
+module is imported when the verb is used."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from cspd_jax._utils.compilation import device_loops
 from cspd_jax.check import UserError, is_out_of_memory
 from cspd_jax.cli._flags import Parser
 
-VERBS = {  # where each is, and what it does
+VERBS = {  # verb -> (its module, what it does)
     "generate": ("cli.generate", "generate images"),
     "text": ("cli.text", "generate text with a causal language model"),
     "masked": ("cli.masked", "generate text with a masked-diffusion language model"),
@@ -45,11 +46,13 @@ VERBS = {  # where each is, and what it does
         "serve a page that shows plain and exact speculative generation side by side",
     ),
 }
-_EXTRAS = {"gradio": "demo", "matplotlib": "train", "scipy": "train"}  # imported late
+# Packages that a verb may import, and the extras that install them.
+_EXTRAS = {"gradio": "demo", "matplotlib": "train", "scipy": "train"}
 
 
 def make_parser() -> Parser:
-    """Makes the parser of what stands before the arguments of a verb."""
+    """Makes the parser of the arguments up to the verb. It passes the verb's own
+    arguments through."""
     told = "".join(f"  {verb:10} {help}\n" for verb, (_, help) in VERBS.items())
     parser = Parser(
         prog="cspd-jax",
@@ -73,7 +76,7 @@ def make_parser() -> Parser:
 
 
 def parser_of(verb: str) -> tuple[Any, Parser]:
-    """Returns the module of a verb, and its parser."""
+    """Returns the module of a verb, and the parser of the verb's arguments."""
     module = importlib.import_module(f"cspd_jax.{VERBS[verb][0]}")
     parser = Parser(prog=f"cspd-jax {verb}", description=module.__doc__)
     module.add_flags(parser)
@@ -81,8 +84,8 @@ def parser_of(verb: str) -> tuple[Any, Parser]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, or 2 with one sentence on standard error for what the
-    caller can mend."""
+    """Runs a command and returns its exit status: 0, or 2 if the caller can correct the
+    error, which is then printed as one sentence on standard error; 130 after Ctrl-C."""
     try:
         first = make_parser().parse_args(argv)
         module, parser = parser_of(first.command)
@@ -103,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _sentence(error: Exception) -> str:
-    """Returns what the caller can mend; raises the error again if it is a mistake of
-    the program."""
+    """Returns the sentence for an error that the caller can correct. Raises any other
+    error again, because it is a bug of the program."""
     if isinstance(error, UserError | OSError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
@@ -118,7 +121,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _join(where: str) -> None:
-    """Makes this one of several processes, of which the first speaks and writes."""
+    """Makes this process one of several. Only the first process prints results."""
     told: dict[str, Any] = {}
     if where != "auto":
         try:
@@ -136,6 +139,6 @@ def _join(where: str) -> None:
     first = jax.process_index() == 0
     if first:
         sys.stdout = os.fdopen(os.dup(1), "w")
-    # What the runtime itself prints to the standard output does not belong to the
-    # results.
+    # The runtime may print to the standard output. Its lines are sent elsewhere,
+    # because they do not belong to the results.
     os.dup2(2 if first else os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,5 +1,5 @@
-"""Flags that several verbs have, flags from the fields of options, and what commands
-print."""
+"""Flags that several verbs have, flags that are made from the fields of options, and
+the printing of results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Options = TypeVar("Options")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, and reads `bool` as on or off and `tuple` as
-    numbers such as 1,2,3."""
+    """A parser that prints an error as one line. It reads a flag of the type `bool` as
+    on or off, and a flag of the type `tuple` as integers such as 1,2,3."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
@@ -31,13 +31,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def progress(message: str) -> None:
-    """Says on standard error what happens."""
+    """Prints a message about the progress of a command on standard error."""
     print(message, file=sys.stderr, flush=True)
 
 
 def chosen(choice: Any) -> Any:
-    """Says how long each way of a `measure.Choice` took, and returns the request of the
-    fastest."""
+    """Prints the seconds of each way of a `measure.Choice`, and returns the request of
+    the fastest way."""
     progress(
         "; ".join(f"{way} {seconds:.3f} s" for way, seconds in choice.seconds.items())
     )
@@ -45,7 +45,7 @@ def chosen(choice: Any) -> Any:
 
 
 def result(values: Mapping[str, Any], as_json: bool) -> None:
-    """Prints one JSON object, or one line per value for people."""
+    """Prints values as one JSON object, or for people to read, one line per value."""
     lines = [
         f"{key + ':':<15} {value}"
         for key, value in values.items()
@@ -55,8 +55,8 @@ def result(values: Mapping[str, Any], as_json: bool) -> None:
 
 
 def add_fields(group: Any, cls: Any, *names: str) -> None:
-    """Adds the flags of some fields of options, or of all that have any; None is what
-    was not given."""
+    """Adds the flags of the fields `names` of an options class, or of all its fields
+    that have flags. A flag that the caller does not give has the value None."""
     for field in dataclasses.fields(cls):
         if field.metadata.get("flags") and (not names or field.name in names):
             told = {
@@ -73,10 +73,11 @@ def from_flags(
     defaults: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Options:
-    """Returns the options that the command line gives.
+    """Returns options of the class `cls`, with the values of the command line.
 
-    defaults: of what it does not give, where they are other ones than the class has.
-    others: fields that are not as their flag says.
+    defaults: values for fields that the command line does not give, in place of the
+        class's own defaults.
+    others: values for fields that replace the values of their flags.
     """
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     named = {field.name: getattr(args, field.name, None) for field in fields}
@@ -87,7 +88,8 @@ def from_flags(
 
 
 def add_common(group: Any, *dtypes: str) -> None:
-    """Adds what every generation has: a seed, a mesh, a type, and JSON."""
+    """Adds the flags that all generating verbs have: seed, mesh, type, device loops and
+    JSON. `dtypes` are further types, after float32 and bfloat16."""
     group.add_argument(
         "--seed",
         type=int,
@@ -97,7 +99,7 @@ def add_common(group: Any, *dtypes: str) -> None:
     group.add_argument(
         "--mesh",
         metavar="SIZES",
-        help="of axes, as data=4,model=2 (default: all on data)",
+        help="sizes of the mesh axes, as data=4,model=2 (default: all devices on data)",
     )
     group.add_argument(
         "--dtype", choices=("float32", "bfloat16", *dtypes), default="float32"
@@ -107,16 +109,17 @@ def add_common(group: Any, *dtypes: str) -> None:
         type=bool,
         metavar="on|off",
         default=False,
-        help="on a GPU: it runs the loops itself and the host does not read their"
-        " conditions; the same is"
-        " drawn, and no GPU has been measured with it yet (off)",
+        help="let a GPU run the loops itself, so that the host does not read their"
+        " conditions; the results do not change, and no GPU has been measured with it"
+        " yet (default: off)",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def labels(text: str, classes: int, names: tuple[str, ...] = ()) -> list[int]:
-    """Reads `0-9`, `3,5,7`, `none`, `bee,2` as class numbers; a number that is no class
-    may be a name."""
+    """Reads a list of labels such as `0-9`, `3,5,7`, `none` or `bee,2`. Returns class
+    numbers, with -1 for `none`. A part that is a class's name, and not the number of a
+    class, stands for the class with this name."""
     found: list[int] = []
     for part in map(str.strip, text.split(",")):
         first, _, last = part.partition("-")

@@ -1,5 +1,5 @@
-"""What `generate` and `sample` share: the flags of image models, and the request that
-they stand for."""
+"""The flags of image models, and the request that they stand for. The commands
+`generate` and `sample` share them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
-    """Adds the model, what it is asked for, and how it is sampled. classes: those
-    without --labels."""
+    """Adds the flags for the model, for the images to generate, and for the sampler.
+
+    classes: the text that describes the default of --labels.
+    """
     what = parser.add_argument_group("what to generate")
     what.add_argument(
         "--target",
@@ -87,8 +89,8 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
     known.add_argument(
         "--keep",
         metavar="REGION",
-        help=f"what of it stays; the rest is generated given that. {', '.join(NAMES)},"
-        " a box x0,y0,x1,y1 in"
+        help="the part of the picture that stays; the rest is generated to fit it:"
+        f" {', '.join(NAMES)}, a box x0,y0,x1,y1 in"
         " pixels, a share of the tokens such as 50%%, or a black and white picture"
         " (white stays). A token"
         " stays if all of its pixels do",
@@ -149,7 +151,8 @@ def grid(text: str) -> tuple[int, int]:
 def models_of(
     args: argparse.Namespace, devices: Any = None
 ) -> tuple[ImageModel, VAE | None]:
-    """Loads the target with its prompts, and the autoencoder that its latents need."""
+    """Loads the target model, with the prompts if there are any, and the autoencoder
+    that decodes its latents, or None."""
     model = hub.load(
         args.target, args.dtype, default_mesh(args.mesh, devices), of=ImageModel
     )
@@ -165,7 +168,7 @@ def models_of(
 def read_labels(
     args: argparse.Namespace, model: ImageModel, most: int | None = None
 ) -> np.ndarray:
-    """Returns one turn of the labels: those of --labels, or the first `most`
+    """Returns the labels of --labels, each once; without the flag, the first `most`
     classes."""
     classes = model.config.num_classes
     every = range(min(classes, most or classes))
@@ -177,11 +180,14 @@ def read_labels(
 def request_of(
     args: argparse.Namespace, model: ImageModel, vae: VAE | None, turn: np.ndarray
 ) -> Request:
-    """Returns the request that the flags stand for. turn: the label of each image."""
+    """Returns the request that the flags stand for.
+
+    turn: [N] the label of each image.
+    """
     method = _method_of(args, model)
     if args.window and args.denoise != "speculative":
         raise UserError("--window goes with --denoise speculative")
-    # The released runner has no final noise.
+    # The released runner adds no final noise.
     noise = {"final_noise": False} if method.needs_final_noise is False else {}
     options = from_flags(
         image.Options,
@@ -227,8 +233,8 @@ def _method_of(args: argparse.Namespace, model: ImageModel) -> image.Method:
 def _known_of(
     args: argparse.Namespace, model: ImageModel, vae: VAE | None, images: int
 ) -> Any:
-    """Returns what this many images know, which take the pictures of --image in turn;
-    None without one."""
+    """Returns the known tokens of N = `images` images, which take the pictures of
+    --image in turn; None without that flag."""
     if not args.image and not args.keep:
         return None
     if not args.image or not args.keep:
@@ -237,7 +243,7 @@ def _known_of(
         )
     region: Any = args.keep
     if args.keep not in NAMES and os.path.isfile(args.keep):
-        region = _read(args.keep, model, "L")[..., 0] >= 128  # white
+        region = _read(args.keep, model, "L")[..., 0] >= 128  # white pixels stay
     if args.image.endswith(".npz"):
         tokens = np.load(args.image)["tokens"]
     else:
@@ -260,7 +266,7 @@ def _read(file: str | Path, model: ImageModel, mode: str) -> np.ndarray:
     """Reads a picture, cut and scaled to the model's size, as uint8 [H, W, C]."""
     height, width = size_of(model)
     with Image.open(file, formats=("PNG", "JPEG")) as opened:
-        # Turned as the camera says.
+        # The picture is turned by the orientation that the camera stored.
         picture = ImageOps.exif_transpose(opened).convert(mode)
     fitted = ImageOps.fit(picture, (width, height), Image.Resampling.LANCZOS)
     return np.asarray(fitted, np.uint8).reshape(height, width, -1)

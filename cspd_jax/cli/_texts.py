@@ -1,5 +1,5 @@
-"""What the commands `text` and `masked` share: models and prompts, the run beside its
-reference, and what is printed of both."""
+"""The parts that the commands `text` and `masked` share: they load the model, read the
+prompts, run a method and its reference, and print the results of both."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from cspd_jax.sampling import NO_TOKEN
 from cspd_jax.tokenizers import load_tokenizer
 
 _DEFAULT = "Return a list of"
-Rows = Callable[[np.ndarray, Info], list[list[int]]]  # the ids of each text
+# (tokens, info) -> the new ids of each text
+Rows = Callable[[np.ndarray, Info], list[list[int]]]
 
 
 def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
-    """Adds the model (default: of this name), its prompts, and what every generation
-    has."""
+    """Adds the flags for the model, whose default is the name `default`, for its
+    prompts, and for every generating verb."""
     parser.add_argument(
         "--target",
         "--model",
@@ -53,8 +54,11 @@ def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
 def open_model(
     args: argparse.Namespace, mesh: Any, causal: bool
 ) -> tuple[TextModel, Any, list[list[int]]]:
-    """Returns the model, its tokenizer, or None, and the prompts as ids; one of ours
-    stands in for none."""
+    """Returns the model, its tokenizer or None, and the prompts as ids. If no prompt is
+    given, a default prompt is used.
+
+    causal: whether the command is for causal models.
+    """
     if args.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     compilation.use_cache()
@@ -82,9 +86,14 @@ def run(
     rows: Rows,
     **told: Any,
 ) -> None:
-    """Runs the first of one or two requests, beside the second, its reference, and
-    prints the texts and what happened; or all of it as JSON. told: for the report,
-    besides."""
+    """Runs the first request, and the second one if there is one, which is its
+    reference. Prints the texts of the first request, and what happened in both; with
+    --json, everything as one JSON object.
+
+    ways: one or two requests by the names of their methods.
+    rows: a function of (tokens, info) that returns the new ids of each text.
+    told: further entries of the report.
+    """
     request, *others = ways.values()
     made = side_by_side(ways, 3 if others else 1)
     infos = {way: found.info for way, found in made.items()}

@@ -1,10 +1,10 @@
-"""Fits what speculation with a model needs, and keeps it in the checkpoint folder.
+"""Fits the drafter of a model, and stores it in the checkpoint folder.
 
-For an image model it runs a few hundred plain denoising chains and fits the drafter
-that generate --denoise speculative uses. A fit belongs to one choice of denoising
-steps, guidance and temperature; where it is missing, generate makes it. For a
-masked-diffusion language model it records what stepwise decoding does after some
-prompts, and stores in moves.json which sets of moves masked --texts is to try.
+For an image model the command runs a few hundred plain denoising chains and fits the
+drafter that generate --denoise speculative uses. A fit belongs to one choice of
+denoising steps, guidance and temperature. If there is no fit, generate makes it. For a
+masked-diffusion language model the command records the steps of stepwise decoding after
+some prompts, and stores in moves.json the sets of moves that masked --texts tries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cspd_jax.masked.calibration import fitted
 from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.training.data import text
 
-_BEGINNING = 48  # characters of a text that is a prompt
+_BEGINNING = 48  # characters at the beginning of a text that are the prompt
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +36,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="one a line (Python's documentation)",
+        help="a file with one prompt per line (default: Python's documentation)",
     )
     texts.add_argument(
-        "--n", type=int, default=128, help="how many of the prompts (default: 128)"
+        "--n", type=int, default=128, help="how many prompts to use (default: 128)"
     )
     add_fields(texts, masked.Options, "max_new_tokens", "block")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,4 +1,4 @@
-"""Makes a checkpoint folder from a published PyTorch checkpoint."""
+"""Makes a checkpoint folder from a published checkpoint."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--weights",
         choices=names,
-        help="those of a .pth to take (the first that it has)",
+        help="which weights of a .pth to take (default: the first that it has)",
     )
     group.add_argument(
         "--heads", type=tuple, metavar="ENC,DEC|N", help="attention heads (MAR, causal)"
@@ -57,7 +57,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--respacing",
-        help='of the denoising, for example "100" or "ddim50" (MAR)',
+        help='respacing of the denoising, for example "100" or "ddim50" (MAR)',
     )
     group.add_argument(
         "--vae-stride", type=int, help="pixels per latent; display only (MAR, 16)"
@@ -93,10 +93,10 @@ def run(args: argparse.Namespace) -> None:
             file = companions[f"tokenizer/{name}"] = scratch / "tokenizer" / name
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)
-        # Larger tensors lie beside the destination, not in memory.
+        # Large tensors are kept in a folder beside the destination, not in memory.
         put = mapped_files(scratch)
         params = convert(source, config, dtype, put)
-        if inside is not None:  # an autoencoder, which becomes a folder in the folder
+        if inside is not None:  # the autoencoder goes into a folder inside the folder
             folder = scratch / hub.AUTOENCODER
             its_config = make_config(inside)
             vae = convert(inside, its_config, dtype, put)

@@ -1,8 +1,9 @@
-"""Trains a draft that imitates the denoising steps of TARGET (for text, its
-distributions of the next token).
+"""Trains a draft model that imitates TARGET: its denoising steps, or for text its
+distributions of the next token.
 
-It does so in the folder OUT like `cspd-jax train`, and reports how often its tokens
-would be accepted. Without --init the first half of the steps learn the data.
+The run is in the folder OUT, as for `cspd-jax train`. At the end the command reports
+how often the draft's tokens are accepted. Without --init the first half of the steps
+learn the data.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from cspd_jax.training.data.folder import Folder
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     parser.add_argument(
-        "--target", metavar="MODEL", help="the target (the embedded one of this kind)"
+        "--target",
+        metavar="MODEL",
+        help="the target (default: the model of this kind that comes with the package)",
     )
     parser.add_argument(
         "--preset",
@@ -56,13 +59,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         metavar="FILE",
         type=Path,
-        help="what a head's target answers, by line",
+        help="the prompts that a head's target answers, one per line",
     )
     texts.add_argument(
         "--ids",
         type=int,
         default=8192,
-        help="a head has so many of the most frequent (8192)",
+        help="how many of the most frequent ids a head has (default: 8192)",
     )
 
 
@@ -93,8 +96,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _of_target(args: argparse.Namespace):
-    """Returns the settings of a draft that fits the target, on what that was trained on
-    or on --data."""
+    """Returns the settings of a run that trains a draft for the target, on --data or
+    else on the data that the target was trained on."""
     outline = (
         None
         if args.target is None or args.target in hub.NAMES

@@ -1,8 +1,8 @@
 """Generates images.
 
-Writes samples.png (a labelled grid), samples.npz and report.json to a new folder and
-prints its name. Without a method it measures which exact one is the fastest on this
-machine, and takes it.
+The command writes samples.png (a labelled grid), samples.npz and report.json into a new
+folder, and prints the name of the folder. If no method is given, it measures which
+exact method is the fastest on this machine, and uses that one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from cspd_jax.models import VAE
 from cspd_jax.reports import pictures, report
 
 PREFIX = "samples"
-_CLASSES = 10  # generated without --labels
-_MOST_SHOWN = 400  # images of a picture
+_CLASSES = 10  # the number of classes that are generated without --labels
+_MOST_SHOWN = 400  # the most images in a picture
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _speculative(request: Request) -> Request:
-    """Returns the request with speculation over tokens, where the model has it, and
-    along the chains."""
+    """Returns the request with speculation along the denoising chains, and also over
+    tokens if the model supports that."""
     causal = isinstance(request.model.network, image.CausalTokenModel)
     options = dataclasses.replace(request.options, denoise=image.ChainSpeculation(8))
     return request._replace(
@@ -86,7 +86,7 @@ def _speculative(request: Request) -> Request:
 
 
 def _fastest(request: Request, batch: int) -> Request:
-    """Returns the fastest exact request for the images."""
+    """Returns the request with the exact method that is the fastest on this machine."""
     progress("measuring which exact method is fastest here")
     unknown = dataclasses.replace(request.options, known=None)
     found = chosen(
@@ -97,8 +97,8 @@ def _fastest(request: Request, batch: int) -> Request:
 
 
 def _say_what_is_saved(request: Request) -> None:
-    """Says what exact speculation saves on the first few images, whether it is faster
-    here or not."""
+    """Prints how much exact speculation saves on the first two images, even if it is
+    not faster on this machine."""
     options = dataclasses.replace(request.options, known=None)
     few = _speculative(request._replace(what=request.what[:2], options=options))
     found = {name: info for name, (_, info) in compare(*few, repeats=1).items()}
@@ -109,11 +109,11 @@ def _say_what_is_saved(request: Request) -> None:
 
 
 def _timed(request: Request, batch: int) -> dict[str, Generated]:
-    """Makes the images; their seconds are without compilation."""
+    """Generates the images, and measures the seconds without compilation."""
     start = time.perf_counter()
     compiled = compilation.compile_seconds()
-    # A batch is one jitted call, or some where a bar on a terminal is to move within
-    # it.
+    # A batch is one jitted call. If there is a bar on a terminal, it is several calls,
+    # so that the bar moves within a batch.
     made = image.generate(*request, rows=batch, progress=sys.stderr.isatty())
     tokens, info = jax.block_until_ready(made)
     seconds = time.perf_counter() - start - (compilation.compile_seconds() - compiled)
@@ -129,8 +129,8 @@ def _save(
     folder: Path,
     made: dict[str, Generated],
 ) -> dict[str, Any]:
-    """Writes the images, their pictures and the report, which it returns, and says what
-    was saved."""
+    """Writes the images, pictures of them and the report, and prints a summary. Returns
+    the report."""
     (way, (found, info)), *_ = made.items()
     tokens = np.asarray(found)
     model = request.model

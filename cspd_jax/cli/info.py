@@ -1,4 +1,5 @@
-"""Says what a checkpoint folder, or a file that can be converted, holds."""
+"""Prints the content of a checkpoint folder, or of a file that can be converted: its
+kind, sizes, number of parameters, type and SHA-256."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from cspd_jax.weights import read_description
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     parser.add_argument(
-        "path", metavar="PATH", help="a model's name or folder, or what convert takes"
+        "path",
+        metavar="PATH",
+        help="a model's name or folder, or a file that convert takes",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

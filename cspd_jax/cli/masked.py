@@ -2,8 +2,9 @@
 the text.
 
 Places are filled in the order of the model's own confidence. The method ssd drafts
-several moves per pass and accepts those that stepwise decoding would make, so its text
-is the same. Without arguments it runs the byte-level model that comes with the package.
+several moves per pass, and accepts the moves that stepwise decoding would make, so it
+writes the same text. Without arguments the command runs the byte-level model that comes
+with the package.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Continues prompts by speculative decoding with a causal language model, and prints
 the text.
 
-Without arguments it runs the byte-level models that come with the package, which were
-trained on the documentation of Python's standard library, and compares speculative with
-plain decoding.
+Without arguments the command runs the byte-level models that come with the package, and
+compares speculative decoding with plain decoding. These models were trained on the
+documentation of Python's standard library.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     )
     if args.exact_bits and args.temperature and args.rule is None:
         args.rule = "match"
-    # A head drafts on one device.
+    # A head drafts on a single device.
     mesh = None if _is_head(args.draft) and not args.mesh else default_mesh(args.mesh)
     target, tokenizer, prompts = _texts.open_model(args, mesh, causal=True)
     args.method = args.method or "speculation"
@@ -112,12 +112,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def default_draft(target: TextModel) -> str:
-    """Returns the name of what drafts where nothing else is asked for."""
+    """Returns the name of the drafter that is used without --draft."""
     return "text-default-draft" if target.name == "text-default" else "lookup"
 
 
 def load_drafter(name: str, target: TextModel, dtype: str) -> Any:
-    """Returns what `text.Speculation` and `text.Tree` take as a draft of this name."""
+    """Returns the drafter with the name of a --draft flag, as `text.Speculation` and
+    `text.Tree` take it."""
     if name == "lookup":
         return text.PromptLookup()
     if name in ("int8", "int4"):

@@ -1,8 +1,8 @@
 """Trains a model in the folder OUT.
 
-There are checkpoints/ and metrics.jsonl while it runs, and at the end model/, a
-checkpoint folder of the averaged weights. The same command goes on with a run that was
-stopped.
+While the command runs, it writes checkpoints/ and metrics.jsonl into OUT. At the end it
+writes model/, a checkpoint folder with the averaged weights. To resume a run that was
+stopped, give the same command again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of every command that trains."""
+    """Adds the flags that `train` and `distill` share."""
     parser.add_argument(
         "--out", required=True, metavar="OUT", type=Path, help="folder of the run"
     )
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def configured(args: argparse.Namespace, config: Any) -> Any:
-    """Returns the settings as the options change them."""
+    """Returns the settings of a run, changed by the flags of the command line."""
     settings = [] if args.data is None else [f"data.root={os.path.abspath(args.data)}"]
     settings += [
         f"{name}={value}"
@@ -95,6 +95,6 @@ def configured(args: argparse.Namespace, config: Any) -> Any:
 
 
 def finish(args: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Prints the result, in the first process."""
+    """Prints the report of a run, in the first process only."""
     if jax.process_index() == 0:
         result({**report, "out": str(args.out)}, args.json)

@@ -1,13 +1,18 @@
-"""Couplings: given a target p, a drafter q and a draft from q, keep the draft or draw
-from the residual of p.
+"""Couplings: given a target p, a drafter q and a draft from q, a coupling keeps the
+draft or draws from the residual (p - q)_+.
 
-`categorical` has those of tokens and of blocks of them, `siblings` that of several
-drafts for one token, `gaussian` that of Gaussians, `resample` that of whatever has a
-log density, and `block` that of paths of Gaussian transitions; `acceptance` has what
-they share, and `draft_length` how long drafts should be.
+- `categorical`: one token, or a block of tokens.
+- `siblings`: several drafts for one token.
+- `gaussian`: diagonal Gaussians.
+- `block`: a path of Gaussian transitions.
+- `resample`: any distributions with log densities.
+- `residual`: exact draws from the residual of two Gaussians.
+- `acceptance`: the accept test and the result types that the other modules share.
+- `draft_length`: how many drafts pay off.
 
-All functions are pure, take a key that they consume, and treat a single lane; `vmap`
-them for many. The value that a coupling (`couple_*`) returns is distributed as p, and
-it equals the draft with probability 1 - TV(p, q), which is the maximum. They run inside
-other programs, and look at no values: wrong arguments end in JAX's own errors.
+All functions are pure, consume the key that they take, and treat a single lane; use
+`vmap` for many lanes. The value that a coupling (`couple_*`) returns is distributed as
+p. It equals the draft with probability 1 - TV(p, q), which is the maximum. The
+functions run inside other programs and do not check values, so wrong arguments end in
+JAX's own errors.
 """

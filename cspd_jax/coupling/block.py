@@ -1,28 +1,29 @@
-"""Block verification of a path of Gaussian transitions, exact where their variances
-differ.
+"""Block verification of a path of Gaussian transitions. It is exact, even where the
+variances of p and q differ.
 
 Testing drafts together keeps more of them than testing one after the other. With
 
     pi_0 = 1,    pi_i = min(1, pi_{i-1} p_i(x_i) / q_i(x_i)),
     S_i = int (pi_i p_{i+1} - q_{i+1})_+,
 
-the first i of M drafts are kept, for the largest i whose coin falls heads with
-probability S_i / (S_i + 1 - pi_i) (pi_M for i = M), and the state after them is drawn
-from the residual (pi_i p_{i+1} - q_{i+1})_+ / S_i. At least i drafts are then kept with
-probability E pi_i, the most of any way that looks at the drafts alone (Sun et al.,
-arXiv 2403.10444).
+each i from 0 to M has a coin, which falls heads with probability S_i / (S_i + 1 - pi_i)
+(with pi_M for i = M). Of M drafts the first i are kept, for the largest i whose coin
+falls heads. The state after them is drawn from the residual (pi_i p_{i+1} - q_{i+1})_+
+/ S_i. At least i drafts are then kept with probability E pi_i. No method that looks at
+the drafts alone keeps more (Sun et al., arXiv 2403.10444).
 
-S_i has no closed form, but it need not be known. A trial either proposes x from p_{i+1}
-times the bound e of (1 - q / p)_+ (see `residual`), or says tails, with weights pi_i
-E_p e and 1 - pi_i. A proposal is heads with probability (1 - q / (pi p))_+ / e;
-otherwise the trial is repeated. So heads has the probability above, and its x the
+S_i has no closed form, but a coin can be tossed without it, by repeated trials. A trial
+either falls tails, with weight 1 - pi_i, or proposes an x, with weight pi_i E_p e. The
+proposal has the density p_{i+1} e, where e is the bound of (1 - q / p)_+ (see
+`residual`). It falls heads with probability (1 - q / (pi p))_+ / e; otherwise the trial
+is repeated. Then heads has the probability above, and the x that fell heads has the
 residual's distribution.
 
-Only the last coin that falls heads matters. Most coins say tails before anything is
-proposed; of the others a few are tried at a time, from the last one backwards. Each
-trial of each coin has random numbers of its own, so how many are tried at a time
-changes nothing but the time: on a CPU one coin, on an accelerator, where a trip is a
-launch, many.
+Only the last coin that falls heads matters. Most coins fall tails before anything is
+proposed. The remaining coins are tried a few at a time, from the last one backwards.
+Each trial of each coin has random numbers of its own, so the number of coins that are
+tried together changes the time and nothing else. A CPU tries one coin at a time. An
+accelerator, on which a trip of the loop is a launch, tries many.
 """
 
 from __future__ import annotations
@@ -53,16 +54,17 @@ _UNDECIDED = 0
 _TAILS = 1
 _HEADS = 2
 
-_HUGE = 1e9  # a ratio that settles everything, and can still be added up
+_HUGE = 1e9  # a log ratio that decides any test, and can still be summed
 
 
 class VerifiedBlock(NamedTuple):
     """What became of a block of drafted transitions.
 
     kept: [] the number of drafts that are kept.
-    value: [d] the state after them; without meaning where all are kept.
-    truncated: [] the value is no draw from the residual: the trials were given up, and
-        it is the last proposal, or a number was not finite, and it is the mean of p.
+    value: [d] the state after the kept drafts; it has no meaning if all are kept.
+    truncated: [] whether the value is not a draw from the residual. Then either the
+        trials were given up and the value is the last proposal, or a number was not
+        finite and the value is the mean of p.
     """
 
     kept: Array
@@ -74,10 +76,10 @@ class VerifiedBlock(NamedTuple):
 class Trials:
     """How the coins of a block are tried, with the formulas that decide them.
 
-    coins: how many coins a trip of the loop tries.
-    trials: how many trials it makes of each.
-    most: trials of a coin, after which it is given up. This is a safeguard only, for
-        heads and tails have a probability that is bounded below.
+    coins: the number of coins that a trip of the loop tries.
+    trials: the number of trials that it makes of each coin.
+    most: the number of trials after which a coin is given up. This is only a safeguard,
+        because the probability that a trial decides is bounded below.
     """
 
     coins: int
@@ -85,10 +87,13 @@ class Trials:
     most: int = 2**13
 
     def log_pi(self, log_ratios: Array) -> Array:
-        """Returns log pi_0, ..., log pi_M [M + 1] for log p / q of each draft [M].
+        """Returns log pi_0, ..., log pi_M [M + 1] for the log ratio log p / q of each
+        draft [M].
 
-        With R the running sum of the ratios, log pi_i = R_i - max(R_0, ..., R_i). What
-        is no number is 0 / 0 of nothing known, and no draft after it is kept.
+        Let R_i be the sum of the first i log ratios. Then log pi_i = R_i - max(R_0,
+        ..., R_i). For example, the log ratios [-1, 2, -3] have R = [0, -1, 1, -2] and
+        log pi = [0, -1, 0, -3]. A log ratio that is NaN counts as -1e9, so neither its
+        draft nor any draft after it is kept.
         """
         (log_ratios,) = at_least_float32(log_ratios)
         ratios = jnp.where(
@@ -98,18 +103,19 @@ class Trials:
         return sums - jax.lax.cummax(sums)
 
     def uniforms(self, key: Array, count: int, dtype: jnp.dtype) -> Array:
-        """Draws a number for the first trial of each coin, [count]; the last one is of
-        keeping all drafts."""
+        """Draws the numbers [count] that decide whether the first trial of each coin
+        falls tails; the last number decides whether all drafts are kept."""
         return unit_interval(jax.random.bits(key, (count,), jnp.uint32), dtype)
 
     def gives_up(self, u: Array, weight: Array, log_pi: Array) -> Array:
-        """Returns whether a trial says tails, in place of a proposal."""
+        """Returns whether a trial falls tails instead of making a proposal, decided by
+        the uniform u."""
         proposing = weight * jnp.exp(log_pi)
         tails = -jnp.expm1(log_pi)
         return u * (proposing + tails) > proposing
 
     def bits(self, key: Array, dim: int, coin: Array, trial: Array) -> Array:
-        """Draws the random bits of a trial of a coin."""
+        """Draws the random bits for one trial of one coin."""
         own = jax.random.fold_in(jax.random.fold_in(key, coin), trial)
         return jax.random.bits(own, (proposal_bits(dim) + 1,), jnp.uint32)
 
@@ -122,11 +128,14 @@ class Trials:
         weight: Array,
         log_pi: Array,
     ) -> tuple[Array, Array]:
-        """Returns how a coin that proposes fell within the trials of these bits, and
-        the proposal [d] of the deciding trial.
+        """Makes trials of one coin. Returns how the coin fell, if it did, and the
+        proposal [d] of the deciding trial, or of the last one.
 
-        The first trial did not say tails. Each trial is a proposal and, if that is not
-        taken, the choice of the next trial.
+        The coin has already passed its first chance to fall tails. Each row of bits
+        makes a proposal. If the proposal is not accepted, it decides whether the next
+        trial falls tails.
+
+        bits: [trials, N] N bits of each trial.
         """
 
         def one(bits: Array) -> tuple[Array, Array]:
@@ -146,12 +155,12 @@ class Trials:
 class _Coins(NamedTuple):
     """The coins so far.
 
-    open: [M] those that have not fallen, and could keep more drafts.
-    tried: [M] trials of each.
-    last: [] the last that fell heads: M where all drafts are kept, -1 before there is
-        one.
-    value: [d] what it proposed.
-    truncated: [] it was not decided by a trial.
+    open: [M] whether a coin has not fallen yet and could keep more drafts.
+    tried: [M] the number of trials of each coin.
+    last: [] the index of the last coin that fell heads; M if all drafts are kept, -1 if
+        no coin has fallen heads yet.
+    value: [d] the proposal of the coin `last`.
+    truncated: [] whether the coin `last` fell without a deciding trial.
     """
 
     open: Array
@@ -172,11 +181,12 @@ def verify_gaussian_block(
 ) -> VerifiedBlock:
     """Verifies M drafted transitions as one block.
 
-    p, q: of each transition [M, d], given the drafts before it.
-    drafts: [M, d], the i-th from q's row i.
-    valid: [M] the drafts that there are (all); the block is of these, and counts the
-        others as kept.
-    trials: how coins are tried (as suits the device).
+    p, q: [M, d] the target's and the drafter's Gaussian for each transition, given the
+        drafts before it.
+    drafts: [M, d] draft i is drawn from row i of q.
+    valid: [M] which drafts exist (default: all). The block consists of these, and the
+        others count as kept.
+    trials: how coins are tried (default: as suits the device).
     """
     chex.assert_rank(drafts, 2)
     chex.assert_equal_shape([*p, *q, drafts])
@@ -248,16 +258,19 @@ def _verify(
         value=jnp.zeros(dim, jnp.result_type(p.mean, jnp.float32)),
         truncated=jnp.bool_(False),
     )
-    # One trip before the loop: mostly it is enough, and a loop costs an accelerator
-    # more than a trip.
+    # The first trip is made before the loop. It is mostly enough, and on an accelerator
+    # a loop costs more than a trip.
     coins = jax.lax.while_loop(lambda coins: jnp.any(coins.open), trip, trip(coins))
     return VerifiedBlock(coins.last, coins.value, coins.truncated)
 
 
 def _last_of(open: Array, count: int) -> Array:
-    """Returns the last `count` indices that are open, [count]; -1 where there are
-    fewer."""
-    behind = jnp.cumsum(open[::-1])[::-1] - open  # how many open ones come after
+    """Returns [count], the last `count` indices at which `open` [M] is true, from the
+    last one backwards, and then -1 if fewer are true.
+
+    For example, open = [T, F, T, T] and count = 2 give [3, 2].
+    """
+    behind = jnp.cumsum(open[::-1])[::-1] - open  # number of open indices after each
     place = jnp.where(open, behind, count)
     return (
         jnp.full(count, -1, jnp.int32)

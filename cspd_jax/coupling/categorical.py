@@ -1,5 +1,5 @@
-"""Couplings of categorical distributions: one draft, or a block of drafts verified as a
-whole."""
+"""Couplings of categorical distributions, for one draft or for a block of drafts that
+is verified as a whole."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Array = jax.Array
 
 
 def couple_categorical(key: Array, log_p: Array, log_q: Array, draft: Array) -> Coupled:
-    """Returns an index drawn from p: the draft (drawn from q) with probability min(1, p
-    / q), else from the residual.
+    """Returns an index that is distributed as p. It is the draft with probability
+    min(1, p / q), and otherwise a draw from the residual.
 
     log_p, log_q: [V] log probabilities; -inf is a probability of zero.
-    draft: [] int.
+    draft: [] int, drawn from q.
     """
     chex.assert_rank([log_p, log_q], 1)
     log_p = normalised(log_p)
@@ -45,31 +45,31 @@ def couple_categorical(key: Array, log_p: Array, log_q: Array, draft: Array) -> 
 
 
 def residual_logits(log_p: Array, log_q: Array) -> Array:
-    """Returns log max(p - q, 0), unnormalised; all -inf where p = q."""
+    """Returns log max(p - q, 0), which is not normalised; -inf wherever p <= q."""
     return log_excess(*at_least_float32(log_p, log_q))
 
 
 def normalised(log_p: Array) -> Array:
-    """Returns log_p [..., V] normalised in float32 or better, which 16-bit log
-    probabilities need."""
+    """Normalises log_p [..., V] in at least float32. Log probabilities in 16 bits are
+    rounded so much that they need this."""
     (log_p,) = at_least_float32(log_p)
     return jax.nn.log_softmax(log_p, axis=-1)
 
 
 def draw_or_fall_back(key: Array, logits: Array, log_p: Array) -> tuple[Array, Array]:
-    """Returns a draw from `logits` [V], or from log_p if they are all -inf: (index,
-    whether they are)."""
+    """Returns an index drawn from `logits` [V], or from log_p [V] if all logits are
+    -inf; and whether they all are."""
     empty = jnp.all(logits == -jnp.inf)
     return jax.random.categorical(key, jnp.where(empty, log_p, logits)), empty
 
 
 class Verified(NamedTuple):
-    """The result of block verification; the accepted drafts and the token are
+    """The result of block verification. The accepted drafts, followed by the token, are
     distributed as the target.
 
     tau: [] int32, the number of accepted drafts.
-    token: [] int32, the token after them.
-    info: what happened; log_accept [gamma] holds log h_1, ..., log h_gamma.
+    token: [] int32, the token after the accepted drafts.
+    info: how the token was found; its log_accept is [gamma], log h_1, ..., log h_gamma.
     """
 
     tau: Array
@@ -80,10 +80,10 @@ class Verified(NamedTuple):
 class BlockDistributions(NamedTuple):
     """The distributions of tau and of the next token, for given drafts.
 
-    log_h: [gamma]; tau is the largest i >= 1 with eta_i <= h_i for independent uniforms
-        eta, or 0.
-    log_next: [gamma + 1, V], unnormalised log probabilities of the token after tau = 0,
-        ..., gamma drafts.
+    log_h: [gamma] log h_1, ..., log h_gamma. With independent uniforms eta, tau is the
+        largest i >= 1 with eta_i <= h_i, or 0 if there is none.
+    log_next: [gamma + 1, V] row tau has the log probabilities, not normalised, of the
+        token after tau accepted drafts.
     """
 
     log_h: Array
@@ -99,10 +99,11 @@ def verify_block(
 ) -> Verified:
     """Returns the number of drafts to accept, and the token after them.
 
-    log_p: [gamma + 1, V], log probabilities of the target after 0, 1, ... drafts.
-    log_q: [gamma, V], the drafter's.
-    drafts: [gamma] int, the i-th drawn from row i of q.
-    gamma: ends the block before the static length; later rows are ignored.
+    log_p: [gamma + 1, V] the target's log probabilities after 0, 1, ... drafts.
+    log_q: [gamma, V] the drafter's log probabilities.
+    drafts: [gamma] int, draft i is drawn from row i of q.
+    gamma: [] the length of the block, if it is less than the number of drafts; later
+        rows are ignored.
     """
     most = drafts.shape[0]
     log_p = normalised(log_p)
@@ -121,11 +122,12 @@ def verify_block(
 def block_distributions(
     log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None
 ) -> BlockDistributions:
-    """Arguments as for `verify_block`, normalised.
+    """Returns the distributions of tau and of the next token. The arguments are the
+    same as in `verify_block`, with log_p and log_q normalised.
 
-    With q = 0 after the block, the general formulas give h_gamma = pi_gamma and a token
-    with distribution p after the last draft, so the end of the block needs no special
-    case.
+    After the end of the block q is set to 0. The general formulas then give h_gamma =
+    pi_gamma, and a token distributed as p after the last draft, so the end of the block
+    needs no special case.
     """
     most, vocabulary = log_q.shape
     chex.assert_shape(log_p, (most + 1, vocabulary))
@@ -145,8 +147,8 @@ def block_distributions(
 
 
 def _prefix_acceptance(log_p: Array, log_q: Array) -> Array:
-    """Returns log pi_0, ..., log pi_gamma from the drafts' log probabilities [gamma]; a
-    zero stays zero."""
+    """Returns log pi_0, ..., log pi_gamma [gamma + 1] from the drafts' log
+    probabilities [gamma]. Once some pi_i is zero, all later ones are zero."""
 
     def extend(log_pi: Array, draft: tuple[Array, Array]) -> tuple[Array, Array]:
         log_p, log_q = draft

@@ -9,8 +9,8 @@ Array = jax.Array
 
 
 def expected_tokens(acceptance: Array | float, gamma: Array | int) -> Array:
-    """Returns tokens per pass with gamma drafts: 1 + a + ... + a^gamma = (1 -
-    a^(gamma+1)) / (1 - a)."""
+    """Returns the expected number of tokens per pass with gamma drafts, each accepted
+    with probability a: 1 + a + ... + a^gamma = (1 - a^(gamma+1)) / (1 - a)."""
     a = jnp.asarray(acceptance, float)
     gamma = jnp.asarray(gamma)
     below = jnp.where(a < 1, a, 0.0)
@@ -23,7 +23,7 @@ def speedup(
     """Returns the speed-up over plain decoding: (1 - a^(gamma+1)) / ((1 - a) (gamma
     cost + 1)).
 
-    cost: the time of a draft as a share of a target pass.
+    cost: the time of one draft divided by the time of a target pass.
     """
     return expected_tokens(acceptance, gamma) / (jnp.asarray(gamma) * cost + 1)
 
@@ -31,10 +31,10 @@ def speedup(
 def best_draft_length(
     acceptance: Array, most: int, cost: Array | float, limit: Array | int | None = None
 ) -> Array:
-    """Returns the gamma from 1 to `most` (and to `limit` [B], if given) with the
-    largest speed-up: int32 [B].
+    """Returns int32 [B], the gamma from 1 to `most` with the largest speed-up.
 
-    acceptance: [B], of one draft.
+    acceptance: [B] the probability that one draft is accepted.
+    limit: [B] a smaller most for each row, if given.
     """
     gammas = 1 + jnp.arange(most)
     gains = speedup(acceptance[:, None], gammas, cost)

@@ -32,8 +32,11 @@ def couple_gaussians(
     proposals: int = 16,
     max_trips: int = MAX_TRIPS,
 ) -> Coupled:
-    """Returns a draw from p [d]: the draft (drawn from q) with probability min(1, p /
-    q), else from the residual."""
+    """Returns a value [d] that is distributed as p. It is the draft [d], which is drawn
+    from q, with probability min(1, p / q), and otherwise a draw from the residual.
+
+    proposals, max_trips: see `gaussian_residual`.
+    """
     p, q, draft = as_vectors(p, q, draft)
     for_test, for_residual = jax.random.split(key)
     log_a = log_acceptance_of_ratio(log_ratio(p, q, draft))

@@ -1,4 +1,4 @@
-"""The acceptance-rejection resampler."""
+"""A rejection sampler, for residuals without a closed form."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Array = jax.Array
 class Resampled(NamedTuple):
     """The result of resampling.
 
-    value: as `propose` returns it.
-    trips: [] int32, of K proposals each.
-    truncated: [] bool, no proposal was accepted.
+    value: the accepted value, with the structure that `propose` returns.
+    trips: [] int32, the number of trips of the loop; each makes K proposals.
+    truncated: [] bool, whether no proposal was accepted.
     """
 
     value: Any
@@ -27,6 +27,13 @@ class Resampled(NamedTuple):
 
 
 class _Loop(NamedTuple):
+    """The carry of the loop.
+
+    value: the last trip's accepted value, or its last proposal.
+    trips: [] the number of trips so far.
+    settled: [] whether a value was accepted, or none is needed.
+    """
+
     value: Any
     trips: Array
     settled: Array
@@ -41,20 +48,20 @@ def resample(
     max_trips: int,
     needed: Array | bool = True,
 ) -> Resampled:
-    """Returns the first value propose(key) that is accepted, which happens with log
-    probability log_accept(value).
+    """Returns the first proposal propose(key) that is accepted. A value is accepted
+    with log probability log_accept(value).
 
-    Proposal j uses the key fold_in(key, j), split into one for its value and one for
-    its test, so the result does not depend on K = `proposals`, the number drawn in
-    parallel per trip. A lane that is not `needed` makes no trip and returns zeros, so
-    that it does not hold up others under `vmap`. After `max_trips` the last proposal is
-    returned and `truncated` is set.
+    K = `proposals` is the number of proposals that a trip makes in parallel. Proposal j
+    uses the key fold_in(key, j), split into a key for its value and a key for its test,
+    so the result does not depend on K. A lane that is not `needed` makes no trip and
+    returns zeros, so that under `vmap` it does not hold up other lanes. After
+    `max_trips` trips the last proposal is returned and `truncated` is set.
 
-    Drawing from a residual (p - q)_+ with proposals from p takes 1 / TV(p, q) of them
-    on average, and a draft is rejected with probability TV: one proposal per draft in
-    the long run, but rare and long searches when p and q are close. N proposals do not
-    suffice with probability TV (1 - TV)^N per draft, at most 1 / (e N). For Gaussians
-    there is a better way: `coupling.residual`.
+    A draw from a residual (p - q)_+ takes 1 / TV(p, q) proposals from p on average, and
+    it is needed only if the draft is rejected, with probability TV. In the long run
+    this is one proposal per draft, but when p and q are close, searches are rare and
+    long. The probability that a draft needs more than N proposals is TV (1 - TV)^N,
+    which is at most 1 / (e N). For Gaussians, `coupling.residual` is a better method.
     """
 
     def one(key: Array) -> tuple[Any, Array]:

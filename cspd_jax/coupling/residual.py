@@ -1,17 +1,17 @@
-"""The residual (p - q)_+ of two diagonal Gaussians: exact draws, however close they
+"""Exact draws from the residual (p - q)_+ of two diagonal Gaussians, however close they
 are.
 
-With z whitened by p, the log ratio l = log p - log q is a quadratic, and its mean under
-p is k = KL(p || q):
+Let z be x whitened by p. The log ratio l = log p - log q is a quadratic in z, and its
+mean under p is k = KL(p || q):
 
     l(z) = a.z + sum_i b_i (z_i^2 - 1) + k,
     (1 - q / p)_+ <= l_+ <= e(z) = |a.z| + sum_i |b_i| (z_i^2 + 1) + k.
 
 The residual is p (1 - q / p)_+. Proposals from p are accepted with probability TV(p,
-q), perhaps one in a million where p and q nearly agree. Proposals from p e, a mixture
-that is easy to sample, are accepted with a probability that does not vanish as p
-approaches q, because TV and the mean of e shrink together. Where the mean of e is above
-1, p and q are far apart, and proposals from p are the better choice.
+q), which may be one in a million if p and q nearly agree. So proposals are drawn from p
+e, a mixture that is easy to sample. Their acceptance probability does not vanish as p
+approaches q, because TV and the mean of e shrink together. If the mean of e is above 1,
+p and q are far apart, and proposals from p are the better choice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from cspd_jax.diffusion.gaussian import Gaussian
 
 Array = jax.Array
 
-# A safeguard only: the acceptance probability of proposals is bounded below for every
-# pair.
+# The most trips of the loop. This is only a safeguard, because the probability that a
+# proposal is accepted is bounded below for all p and q.
 MAX_TRIPS = 2**10
 
 
@@ -48,13 +48,14 @@ def gaussian_residual(
     max_trips: int = MAX_TRIPS,
     needed: Array | bool = True,
 ) -> Resampled:
-    """Returns a draw [d] from the residual (p - q)_+: the first proposal from its
+    """Returns a draw [d] from the residual (p - q)_+. It is the first proposal from the
     `envelope` that is accepted.
 
-    Proposal j uses the key fold_in(key, j), so the result does not depend on K =
-    `proposals`, the number drawn in parallel per trip. A lane that is not `needed`
-    makes no trip. If there is no residual (p equals q, or a number is not finite), the
-    value is the mean of p, and `truncated` is set, as after `max_trips`.
+    K = `proposals` is the number of proposals that a trip makes in parallel. Proposal j
+    uses the key fold_in(key, j), so the result does not depend on K. A lane that is not
+    `needed` makes no trip. If there is no residual, because p equals q or a number is
+    not finite, the value is the mean of p and `truncated` is set. After `max_trips`
+    trips the value is the last trip's last proposal, and `truncated` is set.
     """
     p, q, _ = as_vectors(p, q, p.mean)
     bound = envelope(p, q)
@@ -86,8 +87,8 @@ def gaussian_residual(
 
 
 def _differ(p: Gaussian, q: Gaussian) -> Array:
-    """Returns whether there is a residual, in one sum: NaN where a number is not
-    finite."""
+    """Returns whether there is a residual: some number of p and q differs, and all are
+    finite. A number that is not finite makes the sum NaN, which is not above 0."""
     finite = (
         jnp.isfinite(p.mean)
         & jnp.isfinite(p.log_var)
@@ -99,11 +100,11 @@ def _differ(p: Gaussian, q: Gaussian) -> Array:
 
 
 def log_ratio(p: Gaussian, q: Gaussian, x: Array) -> Array:
-    """Returns log p(x) - log q(x), summed over the last axis: [...].
+    """Returns [...], log p(x) - log q(x) for x [..., d], summed over the last axis.
 
-    Per coordinate, with whitened values z and r = sigma_p / sigma_q, z_q - z_p = (r -
-    1) z_p + (mu_p - mu_q) / sigma_q. It is small where p and q are close, so no large
-    numbers cancel.
+    Let z_p and z_q be x whitened by p and by q, and r = sigma_p / sigma_q. In each
+    coordinate, z_q - z_p = (r - 1) z_p + (mu_p - mu_q) / sigma_q. This difference is
+    small where p and q are close, so no large numbers cancel.
     """
     p_mean, p_log_var, q_mean, q_log_var, x = at_least_float32(*p, *q, x)
     log_r = 0.5 * (p_log_var - q_log_var)
@@ -113,13 +114,13 @@ def log_ratio(p: Gaussian, q: Gaussian, x: Array) -> Array:
 
 
 class Envelope(NamedTuple):
-    """The bound e(z) of the residual in coordinates whitened by p, with a = slope *
-    direction. Its means may be asked for many at once.
+    """The bound e(z) of the residual in coordinates z whitened by p, with a = slope *
+    direction. The means under p also work for a batch of envelopes.
 
-    slope: [], |a|.
-    direction: [d], a unit vector, or 0 where a is 0.
-    b: [d].
-    k: [], KL(p || q).
+    slope: [] the length |a|.
+    direction: [d] the unit vector a / |a|, or 0 if a is 0.
+    b: [d] the coefficients b_i of the squares.
+    k: [] KL(p || q).
     """
 
     slope: Array
@@ -129,21 +130,21 @@ class Envelope(NamedTuple):
 
     @property
     def linear_mass(self) -> Array:
-        """The mean of |a.z| under p: []."""
+        """[] the mean of |a.z| under p."""
         return self.slope * math.sqrt(2 / math.pi)
 
     @property
     def square_masses(self) -> Array:
-        """The mean of each |b_i| (z_i^2 + 1) under p: [d]."""
+        """[d] the mean of each |b_i| (z_i^2 + 1) under p."""
         return 2 * jnp.abs(self.b)
 
     @property
     def mean(self) -> Array:
-        """The mean of e under p: []."""
+        """[] the mean of e under p."""
         return self.linear_mass + jnp.sum(self.square_masses, axis=-1) + self.k
 
     def height(self, z: Array) -> Array:
-        """Returns e(z) for z [d]: []."""
+        """Returns e(z) [] for z [d]."""
         linear = self.slope * jnp.abs(jnp.sum(self.direction * z))
         return linear + jnp.sum(jnp.abs(self.b) * (z**2 + 1)) + self.k
 
@@ -155,20 +156,24 @@ def envelope(p: Gaussian, q: Gaussian) -> Envelope:
     a = jnp.exp(log_r) * delta
     b = 0.5 * jnp.expm1(2 * log_r)
     slope = jnp.linalg.norm(a)
-    # b - log r is e^y - 1 - y at y = 2 log r, halved: never negative, and 0 / 0
-    # nowhere.
+    # b - log r is (e^y - 1 - y) / 2 with y = 2 log r, so it is never negative. The
+    # maximum removes rounding errors below 0.
     k = jnp.sum(0.5 * delta**2 + jnp.maximum(b - log_r, 0.0))
     return Envelope(slope, a / jnp.where(slope > 0, slope, 1.0), b, k)
 
 
 def proposal_bits(dim: int) -> int:
-    """Returns how many numbers of 32 random bits a proposal takes."""
+    """Returns the number of uint32 random numbers that a proposal takes."""
     return dim + 6
 
 
 def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
-    """Returns z [d], drawn with density ~ N(z; 0, 1) e(z), or ~ N(z; 0, 1) where e is
-    above 1 on average; and a uniform [] for its test. bits: uint32 [proposal_bits(d)].
+    """Returns a proposal z [d], and a uniform [] for its test.
+
+    The density of z is proportional to N(z; 0, 1) e(z). If the mean of e is at least 1,
+    z is standard normal instead.
+
+    bits: [proposal_bits(d)] uint32.
     """
     dim = bound.b.shape[0]
     dtype = bound.b.dtype
@@ -182,8 +187,8 @@ def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
         jnp.where(jnp.tri(dim, dtype=bool), masses, 0), axis=1
     )
     part *= bound.mean
-    # Normals of density ~ |s| phi(s) are signed lengths of 2 normals, those of density
-    # ~ s^2 phi(s) of 3.
+    # A number s with a density proportional to |s| phi(s) is the length of a vector of
+    # 2 normals with a random sign. For s^2 phi(s), the vector has 3 normals.
     two = jnp.linalg.norm(size[:2])
     three = jnp.linalg.norm(size)
     along = jnp.sum(bound.direction * z)
@@ -195,8 +200,8 @@ def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
 
 
 def _normal(bits: Array, dtype: Any) -> Array:
-    """Turns 32 bits each into standard normals, within 5.4 of 0 (of a ten-millionth
-    that lies further out)."""
+    """Turns each uint32 of random bits into a standard normal, clipped to within 5.4 of
+    0. About one number in ten million would lie further out."""
     sides = (
         jax.lax.bitcast_convert_type(bits, jnp.int32).astype(dtype) + 0.5
     ) * 2.0**-31
@@ -205,8 +210,8 @@ def _normal(bits: Array, dtype: Any) -> Array:
 
 
 def log_accept(bound: Envelope, z: Array, log_ratio: Array) -> Array:
-    """Returns the log probability of accepting proposal z [d], given log p - log q
-    there."""
+    """Returns the log probability of accepting proposal z [d], given log_ratio = log p
+    - log q at z."""
     log_height = jnp.where(bound.mean < 1, jnp.log(bound.height(z)), 0.0)
     return log_residual_acceptance(log_ratio) - log_height
 
@@ -214,7 +219,7 @@ def log_accept(bound: Envelope, z: Array, log_ratio: Array) -> Array:
 def as_vectors(
     p: Gaussian, q: Gaussian, draft: Array
 ) -> tuple[Gaussian, Gaussian, Array]:
-    """Returns the arguments of a coupling in at least float32; all must have the same
+    """Casts the arguments of a coupling to at least float32. All must have the same
     shape [d]."""
     chex.assert_rank(draft, 1)
     chex.assert_equal_shape([*p, *q, draft])

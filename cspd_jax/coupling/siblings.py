@@ -1,5 +1,5 @@
-"""A coupling of one draw from p with several drafts from q, drawn one after the other
-without replacement."""
+"""A coupling of one draw from p with several drafts, which are drawn from q one after
+the other without replacement."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Array = jax.Array
 
 
 class SiblingDistributions(NamedTuple):
-    """What happens to given drafts, in their order.
+    """The probabilities of each outcome, for given drafts in their order.
 
-    log_accept: [k] the log probability that draft i is accepted if those before it were
-        not.
-    log_next: [V] log probabilities of the value if none is accepted.
+    log_accept: [k] the log probability that draft i is accepted, given that no draft
+        before it was.
+    log_next: [V] the log probabilities of the value if no draft is accepted.
     empty: [k] bool, whether rounding left nothing of the residual after draft i.
     """
 
@@ -35,11 +35,12 @@ class SiblingDistributions(NamedTuple):
 
 
 class Sibling(NamedTuple):
-    """The result for several drafts.
+    """The result of a coupling with several drafts.
 
-    index: [] int32, which draft was accepted; k if none was.
-    value: [] int32, that draft, or a draw from the last residual. Distributed as p.
-    info: what happened; its log_accept is by draft, [k].
+    index: [] int32, the index of the accepted draft; k if none was accepted.
+    value: [] int32, the accepted draft, or a draw from the last residual. It is
+        distributed as p.
+    info: how the value was found; its log_accept is [k], one for each draft.
     """
 
     index: Array  # type: ignore[assignment]  # hides tuple.index
@@ -50,8 +51,8 @@ class Sibling(NamedTuple):
 def sibling_distributions(
     log_p: Array, log_q: Array, drafts: Array
 ) -> SiblingDistributions:
-    """Takes log_p, log_q: [V] log probabilities. drafts: [k] int, in the order of draw;
-    see `couple_siblings`."""
+    """Returns the probabilities of each outcome. The arguments are the same as in
+    `couple_siblings`."""
 
     def after(
         state: tuple[Array, Array], draft: Array
@@ -74,13 +75,14 @@ def sibling_distributions(
 
 
 def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Sibling:
-    """Returns an index drawn from p: the first of the drafts that is accepted, or a
+    """Returns an index that is distributed as p: the first draft that is accepted, or a
     draw from the last residual.
 
     log_p, log_q: [V] log probabilities; -inf is a probability of zero.
-    drafts: [k] int, in the order in which they were drawn from q without replacement. A
-        draft that could not be drawn any more, because q or what the drafts before it
-        left of q gives it nothing, counts as not there: q may have fewer than k ids.
+    drafts: [k] int, in the order in which they were drawn from q without replacement.
+        If q has fewer than k ids with a positive probability, the surplus drafts are
+        ignored. A draft is surplus if q without the drafts before it gives it a
+        probability of zero.
     """
     for_tests, for_value = jax.random.split(key)
     u = uniform(for_tests, drafts.shape, jnp.result_type(jnp.float32, log_p, log_q))
@@ -94,8 +96,8 @@ def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Si
 def accept_sibling(
     u: Array, log_p: Array, log_q: Array, drafts: Array
 ) -> tuple[Array, SiblingDistributions]:
-    """Does the first half of `couple_siblings`, with uniforms u [k], and returns which
-    draft is accepted, or k, and the distributions."""
+    """Does the first half of `couple_siblings`, with uniforms u [k]. Returns the index
+    [] of the accepted draft, or k if none is accepted; and the distributions."""
     found = sibling_distributions(log_p, log_q, drafts)
     count = drafts.shape[0]
     places = jnp.arange(count, dtype=jnp.int32)
@@ -106,6 +108,6 @@ def accept_sibling(
 
 
 def _normalised_or_empty(log_q: Array) -> Array:
-    """Returns log_q [V] normalised, unless all of it is -inf, which it then stays."""
+    """Normalises log_q [V]. If all entries are -inf, returns them as they are."""
     empty = jnp.all(log_q == -jnp.inf)
     return jnp.where(empty, -jnp.inf, normalised(jnp.where(empty, 0.0, log_q)))

@@ -1,2 +1,2 @@
-"""The denoising process: schedules, transitions as Gaussians, and the chain from noise
-to a token."""
+"""The denoising process: its schedules, its transitions as Gaussians, and the chain of
+transitions from noise to a token."""

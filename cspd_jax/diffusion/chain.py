@@ -21,28 +21,29 @@ Array = jax.Array
 
 
 class Denoiser(Protocol):
-    """The network of the chain, in three parts by what they depend on; R is any number
-    of rows."""
+    """The network of the chain, split into three parts. The first depends on the time
+    only, the second on the time and on z, and the third on the state x as well. R is
+    any number of rows."""
 
     def embed_time(self, params: Any, timesteps: Array) -> Array:
-        """Maps original timesteps [T] to features [T, ...], computed once per
+        """Maps original timesteps [T] to features [T, ...]. It is computed once per
         generation."""
 
     def modulate(self, params: Any, time: Array, z: Array) -> Any:
-        """Features [..., W] and z [..., D], broadcast together -> pytree of what (t, z)
-        contributes."""
+        """Maps features [..., W] and z [..., D], broadcast together, to modulations: a
+        pytree of arrays that depend on the time and z alone."""
 
     def denoise(self, params: Any, x: Array, modulations: Any) -> Array:
-        """Maps x [R, d] and its modulations to eps | v [R, 2d]; of a flow head the
-        velocity [R, d]."""
+        """Maps x [R, d] and its modulations to eps and v side by side [R, 2d]; a flow
+        head returns the velocity [R, d]."""
 
 
-# Modulations of several steps are made in one matrix product: enough rows to be
-# efficient, few enough to stay in cache (and in memory: a row of MAR-H has 40 thousand
-# numbers).
+# One matrix product makes the modulations of several steps. This is the number of its
+# rows: enough to be efficient, and few enough to stay in cache and in memory, since a
+# row of MAR-H has 40 thousand numbers.
 MODULATION_ROWS = 128
 
-# Transitions of given paths in one head call; limits memory only.
+# The most transitions of given paths in one head call. It only limits the memory.
 GIVEN_ROWS = 4096
 
 
@@ -53,8 +54,8 @@ def predict(
     modulations: Any,
     scale: Array | float | None = None,
 ) -> tuple[Array, Array]:
-    """Returns (eps, v) at rows x [R, d]; with a `scale` the modulations have 2R rows,
-    conditional ones first."""
+    """Returns (eps, v), each [R, d], for rows x [R, d]. With a `scale` the modulations
+    have 2R rows, first the conditional ones, then the unconditional ones."""
     rows = (x if scale is None else jnp.concatenate([x, x]), read_at_once(modulations))
     out = with_enough_rows(
         lambda params, rows: denoiser.denoise(params, *rows), params, rows
@@ -71,21 +72,23 @@ def step_distribution(
     c: Coefficients,
     scale: Array | float | None = None,
 ) -> Gaussian:
-    """Returns p(x_{t-1} | x_t = x, z) for rows [R, d], guided when there is a `scale`;
-    temperature is not in it."""
+    """Returns p(x_{t-1} | x_t = x, z) for rows x [R, d], without the temperature. It is
+    guided if there is a `scale`."""
     return transition(c, x, *predict(denoiser, params, x, modulations, scale))
 
 
 class Chains(NamedTuple):
-    """The denoising chains of R tokens, side by side: everything but their noise.
+    """The denoising chains of R tokens, which run side by side. The record holds
+    everything except their noise.
 
-    denoiser, params: the network.
-    time: `embed_time` of the T timesteps.
-    z: [R, D]; with guidance [2R, D], the conditional rows first.
-    c: coefficients of the schedule, [T].
-    temperature: factor of the standard deviation of every step.
-    scale: of guidance, [R, 1] or a scalar; None without.
-    final_noise: whether noise is added in step 0, which MAR does not do.
+    denoiser, params: the network and its parameters.
+    time: [T, ...] the result of `embed_time` for the T timesteps.
+    z: [R or 2R, D] the context of each token; with guidance there are 2R rows, first
+        the conditional ones, then the unconditional ones.
+    c: the coefficients of the schedule, arrays [T].
+    temperature: [] the factor of the standard deviation of every step.
+    scale: the guidance scale [R, 1], or one number; None without guidance.
+    final_noise: whether noise is added in step 0. MAR adds none.
     """
 
     denoiser: Denoiser
@@ -99,6 +102,7 @@ class Chains(NamedTuple):
 
     @property
     def steps(self) -> int:
+        """T, the number of denoising steps."""
         return self.time.shape[0]
 
     @property
@@ -107,17 +111,19 @@ class Chains(NamedTuple):
         return 1 if self.scale is None else 2
 
     def modulations(self, times: Array) -> Any:
-        """Returns what times [M, ...] and each row of z contribute."""
+        """Returns the modulations [M, R, ...] for each of the time features [M, ...]
+        and each row of z. With guidance they have 2R rows."""
         return self.denoiser.modulate(self.params, times[:, None], self.z[None])
 
     def transition(self, x: Array, modulations: Any, c: Coefficients) -> Gaussian:
-        """Returns p(x_{t-1} | x_t = x, z), guided; without the temperature."""
+        """Returns p(x_{t-1} | x_t = x, z) for x [R, d], guided and without the
+        temperature."""
         return step_distribution(
             self.denoiser, self.params, x, modulations, c, self.scale
         )
 
     def widened(self, p: Gaussian) -> Gaussian:
-        """Returns p with the temperature."""
+        """Returns p with its standard deviation multiplied by the temperature."""
         return Gaussian(
             p.mean,
             p.log_var + 2 * jnp.log(jnp.asarray(self.temperature, p.log_var.dtype)),
@@ -125,11 +131,11 @@ class Chains(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where R chains begin.
+    """The states from which R chains go on.
 
-    left: [R] steps that are left; T at the chain's own start, 0 where there is nothing
-        to do.
-    x: [R, d] the state x_left.
+    left: [R] the number of steps that are left: T for a whole chain, 0 for a chain that
+        is finished.
+    x: [R, d] the state x_left of each chain.
     """
 
     left: Array
@@ -137,12 +143,13 @@ class Start(NamedTuple):
 
 
 class Path(NamedTuple):
-    """A denoising path. Entries before its start, where that is not x_T, mean nothing.
+    """The denoising paths of R chains. If a chain starts at x_left with left < T, the
+    entries from index left on have no meaning.
 
-    x: [R, d], x_0.
-    states: [T, R, d], entry i is x_i.
-    laws: [T, R, d] the Gaussian that x_i was drawn from; its mean, where the last step
-        has no noise.
+    x: [R, d] the last states x_0.
+    states: [T, R, d] entry i is x_i.
+    laws: [T, R, d] entry i is the Gaussian that x_i was drawn from. If the last step
+        has no noise, x_0 is the mean of entry 0.
     """
 
     x: Array
@@ -150,23 +157,23 @@ class Path(NamedTuple):
     laws: Gaussian
 
     def log_density(self, final_noise: bool) -> Array:
-        """Returns the log density of the states given x_T, without the last transition
-        if that has no noise: [R]."""
+        """Returns [R], the log density of the states given x_T. The last transition is
+        left out if it has no noise."""
         return _summed(log_density(self.laws, self.states), final_noise)
 
 
 def sample_chain(chains: Chains, noise: Array) -> Array:
-    """Runs the chains in parallel and returns x_0 [R, d]; noise as for
+    """Runs the chains in parallel and returns x_0 [R, d]. The noise is the same as in
     `sample_path`."""
     return _run(chains, noise, record=False)[0]
 
 
 def sample_path(chains: Chains, noise: Array, start: Start | None = None) -> Path:
-    """Does what `sample_chain` does, and returns the states on the way and what they
-    were drawn from.
+    """Runs the chains like `sample_chain`, and also returns the states on the way and
+    the Gaussians that they were drawn from.
 
-    noise: [T + 1, R, d]; entry T is x_T, entry i is added in step i.
-    start: in place of x_T.
+    noise: [T + 1, R, d] entry T is x_T, and entry i is the noise of step i.
+    start: the states to start from, in place of x_T.
     """
     x, (states, laws) = _run(chains, noise, start, record=True)
     return Path(x, states[::-1], jax.tree.map(lambda a: a[::-1], laws))
@@ -175,6 +182,9 @@ def sample_path(chains: Chains, noise: Array, start: Start | None = None) -> Pat
 def _run(
     chains: Chains, noise: Array, start: Start | None = None, *, record: bool
 ) -> tuple[Array, Any]:
+    """Runs the chains and returns x_0 [R, d]. With `record`, also returns the states
+    and the Gaussians of all steps, [T, R, d], in the order in which the chains run: the
+    first entry is for step T - 1."""
     steps = chains.steps
     gain = jnp.full(steps, chains.temperature, noise.dtype)
     if not chains.final_noise:
@@ -207,24 +217,26 @@ def _run(
 
 
 def path_log_density(chains: Chains, path: Array) -> Array:
-    """Returns log p(x_{T-1}, ..., x_0 | x_T, z) of given paths [T + 1, R, d] (entry i
-    is x_i): [R].
+    """Returns [R], log p(x_{T-1}, ..., x_0 | x_T, z) for given paths [T + 1, R, d],
+    whose entry i is x_i.
 
-    Without `final_noise` the last transition is deterministic and left out.
+    Without `final_noise` the last transition is deterministic and is left out.
     """
     return _summed(log_density(path_laws(chains, path), path[:-1]), chains.final_noise)
 
 
 def _summed(terms: Array, final_noise: bool) -> Array:
+    """Returns [R], the sum of terms [T, R] over the steps. Step 0 is left out if it has
+    no noise."""
     return jnp.sum(terms if final_noise else terms[1:], axis=0)
 
 
 def path_laws(chains: Chains, path: Array) -> Gaussian:
-    """Returns the transitions from x_{i+1} to x_i of given paths [T + 1, R, d]: [T, R,
+    """Returns the transitions [T, R, d] from x_{i+1} to x_i, for given paths [T + 1, R,
     d].
 
-    The states are given, so nothing is sequential: each chunk of the T x R transitions
-    is a single head call.
+    All states are given, so the transitions need not be computed one after the other:
+    the T x R transitions are cut into chunks, and each chunk is a single head call.
     """
     steps = chains.steps
     chunk = steps // path_law_calls(steps, chains.z.shape[0])
@@ -244,13 +256,16 @@ def path_laws(chains: Chains, path: Array) -> Gaussian:
 
 
 def path_law_calls(steps: int, rows: int) -> int:
-    """Returns the number of head calls for the transitions of given paths, with `rows`
-    rows of z."""
+    """Returns the number of head calls that `path_laws` makes for `rows` rows of z."""
     return steps // chunk_length(steps, rows, GIVEN_ROWS)
 
 
 def chunk_length(steps: int, rows: int, most_rows: int) -> int:
-    """Returns the largest divisor of `steps` that keeps steps x rows near
-    `most_rows`."""
+    """Returns the number of steps in a chunk: the largest divisor of `steps` up to
+    most_rows / rows, rounded up.
+
+    For example, `chunk_length(100, 64, 128)` is 2, and `chunk_length(100, 10, 128)` is
+    10.
+    """
     most = max(1, math.ceil(most_rows / rows))
     return max(d for d in range(1, steps + 1) if steps % d == 0 and d <= most)

@@ -16,20 +16,21 @@ Array = jax.Array
 
 
 class Coefficients(NamedTuple):
-    """What a transition needs of the schedule: scalars, or arrays [T] to scan over or
-    index.
+    """The numbers of the schedule that a transition needs. Each field is [T], to scan
+    over or to index; for a single step each is [].
 
-    With f = (v + 1) / 2,
+    With f = (v + 1) / 2, the transition has
 
         x_0-hat = recip * x - recipm1 * eps,
         mean = mean_x0 * x_0-hat + mean_x * x,
         log variance = f * log_beta + (1 - f) * log_posterior.
 
-    This is any chain of Gaussians whose means are linear in the state and in the token
-    that the network predicts: MAR's denoising steps, and the steps of a flow head
-    (`diffusion.flow`), whose velocity is eps here and whose variance is known.
+    This describes any chain of Gaussians whose means are linear in the state and in the
+    token that the network predicts. Such chains are MAR's denoising steps and the steps
+    of a flow head (`diffusion.flow`). For a flow head, eps is the velocity, and the
+    variance is known.
 
-    h: mean_x is a quotient of its neighbours, h(t) / h(t - 1), but at the last step.
+    The field h satisfies mean_x(t) = h(t) / h(t - 1) at every step except the last.
     """
 
     recip: Array
@@ -44,8 +45,8 @@ class Coefficients(NamedTuple):
 class Gaussian(NamedTuple):
     """A diagonal Gaussian.
 
-    mean: [..., d].
-    log_var: [..., d].
+    mean: [..., d] the mean.
+    log_var: [..., d] the log of the variance of each coordinate.
     """
 
     mean: Array
@@ -55,7 +56,8 @@ class Gaussian(NamedTuple):
 def coefficients(
     schedule: Schedule | FlowSchedule, dtype: Any = jnp.float32
 ) -> Coefficients:
-    """Arrays [T], entry i for the step that turns x_{i+1} into x_i."""
+    """Returns the coefficients of a schedule, as arrays [T]. Entry i is for the step
+    that turns x_{i+1} into x_i."""
     if isinstance(schedule, FlowSchedule):
         to_one = np.append(1.0, schedule.mean_x[1:])
         of_flow = (*schedule[1:], schedule.log_var, np.cumprod(to_one))
@@ -73,7 +75,7 @@ def coefficients(
 
 
 def predicted_x0(c: Coefficients, x: Array, eps: Array) -> Array:
-    """Returns x_0-hat, the token that `eps` implies."""
+    """Returns x_0-hat [..., d], the token that `eps` [..., d] implies at x [..., d]."""
     return c.recip * x - c.recipm1 * eps
 
 
@@ -84,7 +86,8 @@ def transition(c: Coefficients, x: Array, eps: Array, v: Array) -> Gaussian:
 
 
 def transition_from_x0(c: Coefficients, x: Array, x0: Array, v: Array) -> Gaussian:
-    """Does what `transition` does for a network that predicts `x0` instead of eps."""
+    """Returns the same distribution as `transition`, for a network that predicts `x0`
+    [..., d] instead of eps."""
     f = (v + 1) / 2
     return Gaussian(
         c.mean_x0 * x0 + c.mean_x * x, f * c.log_beta + (1 - f) * c.log_posterior
@@ -92,8 +95,8 @@ def transition_from_x0(c: Coefficients, x: Array, x0: Array, v: Array) -> Gaussi
 
 
 def implied(c: Coefficients, x: Array, p: Gaussian) -> tuple[Array, Array]:
-    """Returns the x_0-hat and v whose `transition_from_x0` is p; v is 0 where the
-    variance is known."""
+    """Returns (x_0-hat, v), each [..., d], for which `transition_from_x0` returns p. v
+    is 0 if the variance is known."""
     spread = c.log_beta - c.log_posterior
     f = (p.log_var - c.log_posterior) / jnp.where(spread > 0, spread, 1)
     return (p.mean - c.mean_x * x) / c.mean_x0, jnp.where(spread > 0, 2 * f - 1, 0)
@@ -101,18 +104,19 @@ def implied(c: Coefficients, x: Array, p: Gaussian) -> tuple[Array, Array]:
 
 def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:
     """Returns q(x_{t-1} | x_t = x, x_0 = x0), the transition of a network that knows
-    x_0."""
+    the token x_0 [..., d]."""
     mean = c.mean_x0 * x0 + c.mean_x * x
     return Gaussian(mean, jnp.broadcast_to(c.log_posterior, mean.shape))
 
 
 def guide(out: Array, dim: int, scale: Array | float | None) -> tuple[Array, Array]:
-    """Splits the head's output [..., 2d] into (eps, v), with classifier-free guidance.
-    A head whose output is [..., d] knows its variance: v is 0.
+    """Splits the head's output [..., 2d] into (eps, v), and applies classifier-free
+    guidance. If the output is [..., d], the variance is known, and v is 0.
 
-    With `scale` ([R, 1] or a scalar) there are R conditional rows, then R unconditional
-    ones; eps is u + scale (c - u), and v is that of the conditional half. Returns [R,
-    d] each.
+    With a `scale`, which is [R, 1] or a scalar, the output has R conditional rows and
+    then R unconditional rows. Let c and u be the eps of the two halves. The returned
+    eps [R, d] is u + scale (c - u), and the returned v [R, d] is taken from the
+    conditional rows.
     """
     eps = out[..., :dim]
     v = out[..., dim:] if out.shape[-1] > dim else jnp.zeros_like(out)
@@ -125,8 +129,8 @@ def guide(out: Array, dim: int, scale: Array | float | None) -> tuple[Array, Arr
 
 
 def log_density(g: Gaussian, x: Array) -> Array:
-    """Returns log N(x; g), summed over the last axis: [...]. Computed in at least
-    float32."""
+    """Returns [...], log N(x; g) for x [..., d], summed over the last axis and computed
+    in at least float32."""
     mean, log_var, x = (
         a.astype(jnp.promote_types(a.dtype, jnp.float32))
         for a in (g.mean, g.log_var, x)

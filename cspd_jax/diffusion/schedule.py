@@ -1,4 +1,5 @@
-"""The 1000-step cosine schedule, and shorter schedules that keep some of its steps."""
+"""The cosine schedule of 1000 steps, and shorter schedules that keep some of its
+steps."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ _MAX_BETA = 0.999
 
 
 class Schedule(NamedTuple):
-    """Constants of a T-step process, float64 numpy arrays of shape [T], indexed by step
-    i = 0..T-1.
+    """The constants of a denoising process with T steps. Each field is a numpy array
+    [T], float64 except for `timestep_map`, indexed by the step i = 0..T-1.
 
-    Step i turns x_{i+1} into x_i; x_T is pure noise, and x_0 is the token.
+    Step i turns x_{i+1} into x_i. x_T is pure noise, and x_0 is the token.
     `timestep_map[i]` (int32) is the original timestep 0..999 that the network is given.
     """
 
@@ -39,12 +40,13 @@ class Schedule(NamedTuple):
 
     @property
     def num_steps(self) -> int:
+        """T, the number of denoising steps."""
         return len(self.betas)
 
 
 def cosine_betas(num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
-    """Returns beta_t = min(0.999, 1 - f(t+1)/f(t)) with f(t) = cos^2(pi/2 (t/T + 0.008)
-    / 1.008)."""
+    """Returns [T], beta_t = min(0.999, 1 - f(t+1)/f(t)) with f(t) = cos^2(pi/2 (t/T +
+    0.008) / 1.008), where T is `num_steps`."""
 
     def f(u: float) -> float:
         return math.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
@@ -58,11 +60,12 @@ def cosine_betas(num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
 
 
 def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
-    """Returns the original timesteps that a respacing keeps, in increasing order.
+    """Returns the original timesteps [T] that a respacing keeps, in increasing order.
 
-    `"100"` spreads 100 steps over all 1000, both ends included; `"10,15"` splits the
-    range into equal sections and spreads 10 and 15 steps over them; `"ddim100"` takes a
-    fixed integer stride from 0.
+    `"100"` spreads 100 steps over all 1000 timesteps, both ends included. `"10,15"`
+    splits the range into two equal sections and spreads 10 steps over the first and 15
+    over the second. `"ddim100"` takes 100 steps with a fixed integer stride, from 0.
+    For example, `respace("ddim4")` is [0, 250, 500, 750].
     """
     spec = str(spec).strip()
     if spec.startswith("ddim"):
@@ -87,7 +90,7 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
                 f" {count}"
             )
         between = (length - 1) / (count - 1) if count > 1 else 1.0
-        at = 0.0  # accumulated, as the reference does: i * between rounds differently
+        at = 0.0  # a running sum, as in the reference: i * between rounds differently
         for _ in range(count):
             kept.append(start + round(at))
             at += between
@@ -98,6 +101,7 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
 
 
 def _count(text: str, spec: str) -> int:
+    """Reads a number of steps in a respacing. Raises UserError if it is none."""
     digits = text.strip() if "," in spec else text
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > 9:
         raise UserError(
@@ -109,15 +113,15 @@ def _count(text: str, spec: str) -> int:
 
 @functools.lru_cache(maxsize=64)
 def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
-    """Returns the schedule of a respacing (see `respace`); `make_schedule("1000")` is
-    the one used in training."""
+    """Returns the schedule of a respacing (see `respace`). Training uses
+    `make_schedule("1000")`."""
     timesteps = respace(spec)
     kept = np.cumprod(1.0 - cosine_betas())[timesteps]
     betas = 1.0 - kept / np.append(1.0, kept[:-1])
     alphas_cumprod = np.cumprod(1.0 - betas)
     previous = np.append(1.0, alphas_cumprod[:-1])
     variance = betas * (1.0 - previous) / (1.0 - alphas_cumprod)
-    # The variance of step 0 is 0; MAR uses the logarithm for step 1.
+    # The variance of step 0 is 0. MAR uses the log variance of step 1 in its place.
     clipped = (
         np.log(np.append(variance[1:2], variance[1:]))
         if len(betas) > 1
@@ -143,8 +147,9 @@ def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
 
 
 def sampling_schedule(spec: str) -> Schedule | FlowSchedule:
-    """Returns `flow_schedule` for what begins with "flow", else `make_schedule`,
-    refusing the one-step respacing, for which MAR defines no variance."""
+    """Returns `flow_schedule(spec)` if `spec` begins with "flow", and otherwise
+    `make_schedule(spec)`. A respacing with a single step is refused, because MAR
+    defines no variance for it."""
     if is_flow(spec):
         return flow_schedule(spec)
     schedule = make_schedule(spec)

@@ -84,7 +84,7 @@ class NoiseCorrected(NamedTuple):
     x_0-hat moves.
 
     x0: [d] typical token.
-    v: [T, d] typical v at each step.
+    v: [T, d] the typical v at each step.
     gain: [T] coefficient of the deviation (entry 0 is unused).
     gain_f: [T] coefficient of f times the deviation (entry 0 is unused).
     limit: [] x_0-hat is clipped to +-limit, as a head may predict far larger values at

@@ -1,16 +1,17 @@
-"""Masked-diffusion language models: self-speculation that writes what stepwise decoding
-writes.
+"""Masked-diffusion language models, with self-speculation that writes the same text as
+stepwise decoding.
 
-`generate` fills the places after prompts, and `stream` does so round by round. Both
-take (key, model, prompts, method, options):
+`generate` fills the places after each prompt. `stream` does the same and yields the
+text after every round. Both take (key, model, prompts, method, options):
 
     options = masked.Options(max_new_tokens=64, block=8)
     method = masked.SelfSpeculation(gamma=4)
     tokens, info = masked.generate(None, model, prompts, method, options)
 
-A generation is made of pure functions that can be combined in other ways:
-`generation.prepare` makes the `Filling`, whose way has the first state, `begin`, the
-rounds or steps, `advance`, and their end, `unfinished`.
+A generation is made of pure functions that can be combined in other ways.
+`generation.prepare` returns a `Filling`. Its methods are `begin`, which makes the first
+state; `advance`, which takes one round or step; and `unfinished`, which says whether
+another one is needed.
 """
 
 from cspd_jax.language_models import MaskedLanguageModel, Prompts, pad_prompts

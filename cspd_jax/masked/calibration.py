@@ -1,5 +1,5 @@
-"""Tables of texts for a model (`sets.fit`), from the moves that stepwise decoding
-makes."""
+"""Fits tables of texts (`sets.fit`) to a model, from the moves that its stepwise
+decoding makes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from cspd_jax.masked.speculative import Moves, Speculation, draft, width
 
 Array = jax.Array
 COUNTS = (4, 8, 16, 32, 64)
-_RANKS = 24  # places that are looked at
-_TOKENS = 4  # tokens at each
-_FAR = 24  # moves ahead
-_ROWS = 8  # prompts at a time
+_RANKS = 24  # the highest rank of a drafted place that is recorded
+_TOKENS = 4  # most probable tokens that are recorded at each place
+_FAR = 24  # moves after each step that are recorded
+_ROWS = 8  # prompts per batch
 
 
 def fitted(
@@ -36,8 +36,11 @@ def fitted(
     *,
     progress: bool = False,
 ) -> dict[int, MoveSets]:
-    """Fits tables of this many texts, for texts like the ones after these prompts.
-    options: greedy; a block cache is left out."""
+    """Fits one table for each number of texts in `counts`, to the texts that the model
+    writes after these prompts. Returns the tables by that number.
+
+    options: must be greedy; a block cache is switched off.
+    """
     options = dataclasses.replace(options, cached=False)
     runs: list[Run] = []
     with Bar(
@@ -59,7 +62,8 @@ def fitted(
 def recorded(
     model: Model, prompts: Sequence[Sequence[int]], options: Options
 ) -> list[list[list[Move]]]:
-    """Returns the run of each prompt."""
+    """Decodes stepwise after each prompt, and returns one run per prompt: for each step
+    but the last, the moves that followed, named as the step's logits draft them."""
     request = None, model, prompts, Stepwise(), options
     tokens, info = jax.device_get(generate(*request))
     steps = info.trace.steps
@@ -85,15 +89,18 @@ def recorded(
 
 @jax.jit
 def _drafted(canvas: Canvas, probe: Speculation, text: Array, step: Array) -> Moves:
+    """Returns the moves that the logits of text [B, G] draft at a step []."""
     window = window_at(canvas, text, width(canvas, probe))
     logits = passes.whole(canvas, window, text[:, None])[:, 0]
     return draft(canvas, probe, window, text, logits, jnp.full(len(text), step))
 
 
 def _as_drafted(seen: Moves, row: int, place: int, token: int) -> Move:
-    """Returns (rank, which token) of a move, or `BEYOND`."""
+    """Returns the (rank, which token) at which the drafted moves `seen` have this place
+    and token, or `BEYOND` if they do not have them."""
     ranks = np.flatnonzero((seen.place[row] == place) & seen.exists[row])
-    # The certain place, whose token was another one: a near-tie.
+    # Rank 0 is the certain place. If stepwise decoding took it later, a near-tie was
+    # rounded differently here.
     if not len(ranks) or ranks[0] == 0:
         return BEYOND
     which = np.flatnonzero(seen.tokens[row, ranks[0]] == token)

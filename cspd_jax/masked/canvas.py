@@ -1,5 +1,5 @@
-"""The canvas: prompts with places to be filled after them, and the window of places
-that a pass looks at."""
+"""The canvas, which holds the prompts and the places to be filled after them; and the
+window, which is the run of places that a pass gives logits for."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Canvas:
     """What stays the same while G places after each of B prompts are filled.
 
     network: the model's pure functions (static).
-    params: of the network.
-    base: [B, N] prompts at the left edge, then masks.
-    start: [B] lengths of the prompts, which is where their places begin.
-    keys: [B] one per row; None if nothing is drawn.
-    options: what was asked for, its numbers as arrays.
+    params: the network's parameters.
+    base: [B, N] each prompt from column 0 on, then the mask's id.
+    start: [B] the length of each prompt, which is the column of its first place.
+    keys: [B] one key per row; None if nothing is drawn.
+    options: the caller's options, with their numbers as arrays.
     """
 
     network: MaskedLanguageModel = dataclasses.field(metadata={"static": True})
@@ -37,51 +37,52 @@ class Canvas:
 
     @property
     def places(self) -> int:
-        """G."""
+        """G, the number of places to fill after each prompt."""
         return self.options.max_new_tokens
 
     @property
     def block(self) -> int:
-        """Places of a block; blocks are filled from left to right."""
+        """The number of places in a block. Blocks are filled from left to right."""
         return self.options.block
 
     @property
     def cached(self) -> bool:
-        """Whether keys and values are stored per block, see `passes`."""
+        """Whether a pass at the beginning of each block stores keys and values for the
+        later passes of that block (see `passes`)."""
         return self.options.cached
 
     @property
     def mask_id(self) -> int:
-        """The id of a place to be filled."""
+        """The token id that stands at a place to be filled."""
         return self.network.config.mask_ids[0]
 
     @property
     def halves(self) -> int:
-        """H: rows of the network for a text; 2 with guidance, of which the second does
-        not see the prompt."""
+        """H, the number of rows that the network reads for one text. It is 1 without
+        guidance and 2 with guidance; the second row has its prompt masked."""
         return 1 if self.options.guidance is None else 2
 
     @property
     def rows(self) -> int:
-        """H B, the rows of a pass."""
+        """H B, the number of rows in a pass that reads one text per prompt."""
         return self.halves * len(self.start)
 
     @property
     def valid(self) -> Array:
-        """[B, N] false for padding."""
+        """[B, N] true for a prompt and its places, false for padding."""
         return jnp.arange(self.base.shape[1]) < self.start[:, None] + self.places
 
     def empty(self) -> Array:
-        """Returns text [B, G] with every place still to be filled."""
+        """Returns a text [B, G] that has the mask's id at every place."""
         return jnp.full((len(self.start), self.places), self.mask_id, jnp.int32)
 
 
 class Window(NamedTuple):
-    """Consecutive places that a pass gives logits for.
+    """The W consecutive places of each row that a pass gives logits for.
 
-    places: [B, W] indices into the text.
+    places: [B, W] indices into the text [B, G].
     exists: [B, W] whether the place is before the end of the text.
-    blocks: [B, W] the block of each place.
+    blocks: [B, W] the number of the block that each place is in.
     """
 
     places: Array
@@ -96,7 +97,10 @@ def make_canvas(
     options: Options,
     keys: Array | None = None,
 ) -> Canvas:
-    """Makes a canvas with places after each prompt. keys: [B], if anything is drawn."""
+    """Makes a canvas with `options.max_new_tokens` places after each prompt.
+
+    keys: [B] one key per row; None if nothing is drawn.
+    """
     mask_id = network.config.mask_ids[0]
     places = options.max_new_tokens
     start = jnp.asarray(prompts.lengths, jnp.int32)
@@ -118,8 +122,13 @@ def make_canvas(
 
 
 def window_at(canvas: Canvas, text: Array, width: int) -> Window:
-    """Returns `width` places (whole blocks) from the first open block of text [B, G]
-    on, or the last ones."""
+    """Returns the window of `width` places, which are whole blocks, that begins at the
+    first open block of text [B, G]; near the end of the text, the last such window.
+
+    For example, with blocks of 4 places, width 4 and G = 10, a text whose first masked
+    place is 5 has the window 4, 5, 6, 7. If that place is 9, the window is 8, 9, 10,
+    11, and `exists` is false for 10 and 11.
+    """
     first = (
         jnp.argmax(text == canvas.mask_id, axis=1).astype(jnp.int32)
         // canvas.block
@@ -133,7 +142,7 @@ def window_at(canvas: Canvas, text: Array, width: int) -> Window:
 
 
 def is_masked(canvas: Canvas, window: Window, text: Array) -> Array:
-    """Returns whether each place of the window is still to be filled: [B, ..., W] for
+    """Returns [B, ..., W], whether each place of the window is still to be filled in
     text [B, ..., G]."""
     index = window.places.reshape(len(text), *[1] * (text.ndim - 2), -1)
     index = jnp.minimum(
@@ -144,8 +153,12 @@ def is_masked(canvas: Canvas, window: Window, text: Array) -> Array:
 
 
 def fill(text: Array, place: Array, value: Array, where: Array) -> Array:
-    """Writes `value` into text [B, G] at those of the places [B, K] for which `where`
-    [B, K] is true."""
-    column = jnp.where(where, place, text.shape[1])  # the rest is dropped
+    """Writes `value` into text [B, G] at each place [B, K] for which `where` [B, K] is
+    true.
+
+    `value` may be any shape that broadcasts to [B, K].
+    """
+    # A column past the end is dropped by `set`.
+    column = jnp.where(where, place, text.shape[1])
     value = jnp.broadcast_to(value, column.shape).astype(text.dtype)
     return text.at[jnp.arange(len(text))[:, None], column].set(value, mode="drop")

@@ -1,4 +1,4 @@
-"""Text from a masked-diffusion language model."""
+"""Generates text with a masked-diffusion language model."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Array = jax.Array
 
 
 class Trace(NamedTuple):
-    """How the text was filled.
+    """When each place of the text was filled.
 
-    steps: [B, G] the step of its row at which each place was filled, from 0.
-    rounds: [B, G] the round in which it was filled; the same as steps unless the method
-        speculates.
+    steps: [B, G] the step of its row, from 0, at which each place was filled.
+    rounds: [B, G] the round, from 0, in which each place was filled. It equals the step
+        unless the method speculates.
     """
 
     steps: Array
@@ -52,10 +52,10 @@ State = MaskedState | StepState
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Filling:
-    """Places that are filled: `Rows` and an `Algorithm` of the shell.
+    """A job for the shell (`Rows` and `Algorithm`) that fills the places of a canvas.
 
     canvas: the model, the prompts and the places after them.
-    way: how they are filled.
+    way: how the places are filled, by speculation or by steps.
     """
 
     canvas: Canvas
@@ -72,7 +72,8 @@ class Filling:
         return self.way.advance(self.canvas, state)
 
     def output(self, state: State) -> Generated:
-        """Returns what there is; places that are not filled yet hold the mask's id."""
+        """Returns the text so far. Places that are not filled yet hold the mask's
+        id."""
         claim = self.way.claim
         if self.canvas.cached and claim.exact:
             note = (
@@ -98,7 +99,7 @@ class Filling:
     def split(self) -> tuple[Any, Any]:
         count = len(self.canvas.start)
         each = lambda a: a if a.ndim else jnp.broadcast_to(a, (count,))
-        # A schedule's quotas are those of all rows.
+        # All rows share a schedule's quotas.
         steps = self.way if isinstance(self.way, Steps) else None
         by_row = self.way if steps is None else None
         canvas = dataclasses.replace(self.canvas, params=None)
@@ -124,22 +125,23 @@ def generate(
     """Fills the places after each prompt, and returns (tokens [B, max_new_tokens],
     info).
 
-    A row depends on its own prompt, key and numbers, never on its neighbours. The
-    function can be called inside your own jitted function. A place whose logits are NaN
-    is filled with -1.
+    The tokens of a row depend on its own prompt, key and numbers, never on its
+    neighbours. The function can be called inside your own jitted function. A place
+    whose logits are NaN is filled with -1.
 
     Args:
-      key: one key, from which each row derives its own, or one key per row [B]. None is
-          enough when greedy.
+      key: one key, from which each row derives its own, or one key per row [B]. Greedy
+          decoding needs no key, and takes None.
       model: a loaded model, or a pair (network, params); the pair may have traced
           parameters.
       prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`, which
           may be traced.
-      method: `SelfSpeculation()`, which writes what `Stepwise()`, its reference,
-          writes; or `Schedule()`, the lossy one that was published with the model.
+      method: `SelfSpeculation()`; `Stepwise()`, the reference, which writes the same
+          text one token per step; or `Schedule()`, the lossy schedule that was
+          published with the model.
       options: see `Options`.
-      progress: show a bar, for which each round is a jitted call of its own; not on a
-          mesh, nor in `jit`.
+      progress: show a bar. Each round is then a jitted call of its own. No bar is shown
+          on a mesh or inside `jit`.
     """
     filling = prepare(key, model, prompts, method, options)
     total = len(filling.canvas.start) * filling.canvas.places
@@ -156,11 +158,11 @@ def stream(
     method: Method = SelfSpeculation(),
     options: Options = Options(),
 ) -> Iterator[Generated]:
-    """Yields (tokens, info) after each round or step; the last one is what `generate`
-    returns.
+    """Yields (tokens [B, max_new_tokens], info) after each round or step. The last pair
+    equals the result of `generate`.
 
-    The arguments are those of `generate`. Places that are still to be filled hold the
-    mask's id.
+    The arguments are the same as in `generate`. Places that are still to be filled hold
+    the mask's id.
     """
     return prepare(key, model, prompts, method, options).stream()
 
@@ -172,8 +174,8 @@ def prepare(
     method: Method = SelfSpeculation(),
     options: Options = Options(),
 ) -> Filling:
-    """Checks the arguments of `generate` where their values are known, and returns what
-    fills the places."""
+    """Checks the arguments of `generate`, as far as their values are known, and returns
+    the `Filling` that does the work."""
     check_method(method, (SelfSpeculation, Stepwise, Schedule))
     check_options(options, Options)
     network, params = bound(model)
@@ -213,7 +215,8 @@ def _is_zero(temperature: Array | float | None) -> bool:
 
 
 def _draws(key: Array | None, options: Options) -> bool:
-    """Returns whether anything is drawn, for which there must be a key."""
+    """Returns whether anything is drawn at random, and raises `UserError` if the key
+    for it is missing."""
     drawn_places = options.place_temperature is not None
     if drawn_places and options.confidence in ("clean", "random"):
         raise UserError(
@@ -233,8 +236,8 @@ def _draws(key: Array | None, options: Options) -> bool:
 def _speculation(
     method: SelfSpeculation, model: Model, options: Options, canvas: Canvas
 ) -> Speculation:
-    """Returns which texts are read, and how far to go: at most all moves that there
-    are."""
+    """Returns the texts that a pass reads and the most moves that a round accepts,
+    limited by the number of places."""
     batch = len(canvas.start)
     places = options.max_new_tokens
     most = max(1, (min(options.block, places) if options.cached else places) - 1)
@@ -255,13 +258,13 @@ def _speculation(
     if not isinstance(sets, MoveSets):
         sets = chosen(tables_of(model), int(sets))
     sets = sets.within(most)
-    # As far as the table goes.
+    # A round may go as far as the table does.
     return Speculation(sets, jnp.full(batch, len(sets.texts)))
 
 
 def _quotas(method: Schedule, options: Options, shifted: bool) -> Array:
-    """Returns how many places each step fills, by the schedule published with the
-    model's family."""
+    """Returns [S], the number of places that each step fills by the schedule that was
+    published with the model's family."""
     if options.cached:
         raise UserError("a schedule has no cache; leave cached off")
     places = options.max_new_tokens

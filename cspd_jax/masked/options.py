@@ -1,7 +1,8 @@
-"""The options of filling places, and the ways to fill them: self-speculation, its
-stepwise reference, and the published lossy schedules. A field is the only place where
-an option has its name, its default and its meaning; what belongs to one method alone is
-a field of that method."""
+"""The options for filling places, and the methods that fill them: self-speculation, its
+stepwise reference, and the published lossy schedules.
+
+A field is the only place where an option has its name, its default and its meaning. An
+option that only one method has is a field of that method."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ CONFIDENCES = ("clean", "probability", "margin", "entropy", "random")
 class Options:
     """How the places after prompts are filled, whatever the method.
 
-    Numbers may be traced, and are one number or one for each row [B]; changing them
-    compiles nothing. Sizes and flags are static, as is whether an option is None.
+    A number may be traced. It is one number for all rows or one for each row [B], and
+    changing it compiles nothing. Sizes and flags are static. Whether an option is None
+    is static, too.
     """
 
     max_new_tokens: int = option(
@@ -62,8 +64,8 @@ class Options:
     )
     temperature: Array | float = option(
         0.0,
-        "of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users take 0.1 to"
-        " 0.4",
+        "temperature of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users"
+        " take 0.1 to 0.4",
         flags=("--temperature",),
         type=float,
     )
@@ -101,7 +103,7 @@ class Options:
 @documented
 @dataclasses.dataclass(frozen=True)
 class SelfSpeculation:
-    """Drafts several moves in a pass, and writes what `Stepwise` writes."""
+    """Drafts several moves per pass, and writes the same text as `Stepwise`."""
 
     gamma: Array | int = option(
         4,
@@ -118,9 +120,9 @@ class SelfSpeculation:
     )
     texts: MoveSets | int | None = option(
         None,
-        "texts read per pass: a chosen table in place of the chain of --gamma, from"
-        " those that cspd-jax calibrate keeps beside the model, or else from the"
-        " package's; greedy only",
+        "number of texts read per pass, by a fitted table in place of the chain of"
+        " --gamma: the table that cspd-jax calibrate stores beside the model, or else"
+        " the package's; greedy only",
         flags=("--texts",),
         type=int,
         metavar="N",
@@ -131,11 +133,11 @@ class SelfSpeculation:
 
 @dataclasses.dataclass(frozen=True)
 class Stepwise:
-    """The reference: one token per step.
+    """The reference, which fills one place per step.
 
-    like: reads its texts by the passes of this way, in which it does not speculate:
-        then the two write the same texts in float32, too, where passes of other shapes
-        round otherwise.
+    like: a self-speculation whose passes this method uses, without accepting anything
+        that they draft. Passes of different shapes round differently in float32; with
+        `like`, both methods round alike and write the same texts.
     """
 
     like: SelfSpeculation | None = option(
@@ -148,8 +150,8 @@ class Stepwise:
 @documented
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The schedule published with the model's family, which fills several places per
-    step and is lossy."""
+    """The schedule that was published with the model's family. It fills several places
+    per step and is lossy."""
 
     steps: int | None = option(
         None,

@@ -1,10 +1,10 @@
 """Passes of the network over texts, which give the logits of a window of places.
 
-Without a cache every pass reads everything. With a cache, a pass over everything at the
-beginning of a block stores keys and values, and later passes read only the block's own
-places, beside what is stored of the others: the prompt, earlier blocks, and later
-blocks as they were then. That is a different sampler, with a stepwise reference of its
-own."""
+Without a cache every pass reads the prompt and all places. With a cache, one pass at
+the beginning of a block reads everything and stores keys and values. Later passes read
+only the places of that block. For all other tokens (the prompt, the earlier blocks, and
+the later blocks as they were at that time) they attend to the stored keys and values.
+Decoding with a cache is a different sampler, which has its own stepwise reference."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Array = jax.Array
 
 
 def whole(canvas: Canvas, window: Window, texts: Array) -> Array:
-    """Makes a pass over everything: R texts of each row [B, R, G] -> logits [B, R, W,
-    V] of the window."""
+    """Makes a pass that reads the prompts and all places, for R texts per row: texts
+    [B, R, G] -> logits [B, R, W, V] of the window."""
     versions = texts.shape[1]
     tokens = _tokens(canvas, texts)
     at = canvas.start[:, None] + _inside(canvas, window)
@@ -36,14 +36,14 @@ def whole(canvas: Canvas, window: Window, texts: Array) -> Array:
 def refresh(
     canvas: Canvas, window: Window, text: Array, cache: Any, needed: Array
 ) -> tuple[Array, Any]:
-    """Makes a pass over everything that stores keys and values for the rows that need
-    it [B].
+    """Makes a pass that reads everything in text [B, G], and stores keys and values for
+    the rows where `needed` [B] is true.
 
     Returns logits [B, W, V] of the window, and the cache.
     """
     length = canvas.base.shape[1]
     at = canvas.start[:, None] + _inside(canvas, window) - canvas.network.config.shifted
-    # Past the end: nothing is stored.
+    # A position past the end stores nothing.
     positions = jnp.where(needed[:, None], jnp.arange(length), length)
     valid, positions, at = (
         _for_all(canvas, a) for a in (canvas.valid, positions, jnp.maximum(at, 0))
@@ -56,11 +56,12 @@ def refresh(
 
 
 def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
-    """Makes a pass over the window's places alone: texts [B, R, G] -> logits [B, R, W,
-    V].
+    """Makes a pass that reads only the window's places, and the cache for the rest:
+    texts [B, R, G] -> logits [B, R, W, V].
 
-    A shifted model has no logits for the first place, because nothing before it is
-    read. That place was filled from the logits of `refresh`.
+    A shifted model takes the logits of a place from the token before it. This pass does
+    not read the token before the window, so the logits of the first place have no
+    meaning. That place was filled from the logits of `refresh`.
     """
     place = jnp.broadcast_to(
         _inside(canvas, window)[:, None], (*texts.shape[:2], window.places.shape[1])
@@ -81,13 +82,13 @@ def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
 
 
 def empty_cache(canvas: Canvas) -> Any:
-    """Makes a cache for all rows of the network."""
+    """Returns an empty cache for all H B rows that the network reads."""
     return canvas.network.empty_cache(canvas.rows, canvas.base.shape[1])
 
 
 def guided(canvas: Canvas, logits: Array, rows: tuple[int, ...]) -> Array:
-    """Returns logits [*rows, ...] of logits [H B R, ...]: with guidance, of those with
-    and without prompt."""
+    """Turns the network's logits [H B R, ...] into logits [*rows, ...]. With guidance,
+    H = 2, and the logits with and without the prompt are combined."""
     logits = logits.reshape(canvas.halves, *rows, *logits.shape[1:])
     if canvas.options.guidance is None:
         return logits[0]
@@ -97,12 +98,14 @@ def guided(canvas: Canvas, logits: Array, rows: tuple[int, ...]) -> Array:
 
 
 def _inside(canvas: Canvas, window: Window) -> Array:
+    """Returns [B, W], the places of the window. A place past the end of the text is
+    replaced by the last place, so that it can be an index."""
     return jnp.minimum(window.places, canvas.places - 1)
 
 
 def _tokens(canvas: Canvas, texts: Array) -> Array:
-    """Returns what the network reads, [H B R, N]: the prompts with texts [B, R, G]
-    after them."""
+    """Returns the tokens [H B R, N] that the network reads: each prompt, with texts [B,
+    R, G] written after it."""
     written = jax.vmap(
         jax.vmap(jax.lax.dynamic_update_slice_in_dim, (None, 0, None, None)),
         (0, 0, 0, None),
@@ -115,7 +118,8 @@ def _tokens(canvas: Canvas, texts: Array) -> Array:
 
 
 def _for_all(canvas: Canvas, of_rows: Array, versions: int = 1) -> Array:
-    """Returns [H B R, ...] of [B, ...]."""
+    """Repeats an array with a row per prompt [B, ...] for every row that the network
+    reads: [H B R, ...], where R is `versions`."""
     return jnp.tile(
         jnp.repeat(of_rows, versions, axis=0),
         (canvas.halves, *[1] * (of_rows.ndim - 1)),

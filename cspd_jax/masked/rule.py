@@ -1,17 +1,21 @@
-"""The stepwise rule: which place is filled next, and with which token.
+"""The stepwise rule, which decides which place is filled next, and with which token.
 
-In the earliest block with something to fill, the rule takes the place whose token the
-model is most confident of, the first one if several are equal. At temperature 0 the
-token of a place is the most probable one; above, it has the largest logit + temperature
-* Gumbel noise, with noise that belongs to the step and the place, of the tokens that
-top-p and top-k leave.
+The rule looks at the earliest block that has a place to fill. There it takes the place
+whose token the model is most confident of; on a tie, the first such place. At
+temperature 0 the token of a place is the most probable one. Above 0, top-p and top-k
+leave some tokens, and the rule takes the token with the largest logit + temperature *
+Gumbel noise. Each step and place has noise of its own.
 
-How sure a model is of a place is measured as the published samplers do. "clean" is
-LLaDA's low-confidence remasking: the probability of the place's token by the logits as
-they are, without temperature or cuts. "probability", "margin" and "entropy" are Dream's
-maskgit_plus, topk_margin and entropy, of the distribution that the token is drawn from:
-after the temperature, top-p and top-k, in this order. "random" is LLaDA's random
-remasking: places in random order, whatever the model says."""
+The confidence in a place is measured as the published samplers measure it:
+
+- "clean" is LLaDA's low-confidence remasking: the probability of the place's token by
+  the unchanged logits, without temperature or cuts.
+- "probability", "margin" and "entropy" are Dream's maskgit_plus, topk_margin and
+  entropy. They are computed from the distribution that the token is drawn from, after
+  the temperature, top-p and top-k, in this order.
+- "random" is LLaDA's random remasking, which fills places in random order, whatever the
+  model says.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +30,15 @@ from cspd_jax.masked.canvas import Canvas
 from cspd_jax.sampling import cut_top_k, cut_top_p, gumbel, most_probable
 
 Array = jax.Array
-_PLACES = 2**32 - 2  # more than there are steps
+_PLACES = 2**32 - 2  # larger than any step, so no step's noise is derived from it
 _NO_BLOCK = jnp.iinfo(jnp.int32).max
 
 
 class Candidates(NamedTuple):
-    """What each place would be filled with.
+    """The token that each place would be filled with, and how soon.
 
-    tokens: [..., W]
-    confidence: [..., W] the larger, the earlier the place is filled.
+    tokens: [..., W] one token id for each place.
+    confidence: [..., W] the larger it is, the earlier the place is filled.
     """
 
     tokens: Array
@@ -44,10 +48,11 @@ class Candidates(NamedTuple):
 class Scores(NamedTuple):
     """Logits of every token at every place, without noise.
 
-    clean: [..., W, V] the model's, with -inf for ids that are never written.
-    drawn: [..., W, V] `clean` with the temperature and the cuts, -inf for those cut:
-        what may be drawn, and what Dream's confidences are of; `clean` itself if
-        nothing needs it.
+    clean: [..., W, V] the model's logits, with -inf for ids that are never written.
+    drawn: [..., W, V] the logits that tokens are drawn from and that Dream's
+        confidences are computed from: `clean` after the temperature, with -inf for
+        tokens that top-p and top-k cut. It is `clean` itself if neither cuts nor
+        Dream's confidences are used.
     """
 
     clean: Array
@@ -55,10 +60,10 @@ class Scores(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The place that the rule takes.
+    """The place that the rule takes, and its token.
 
-    index: [...] into the window.
-    token: [...] for that place.
+    index: [...] the place, as an index into the window.
+    token: [...] the token id for that place.
     exists: [...] whether there was a place to fill.
     """
 
@@ -70,13 +75,14 @@ class Choice(NamedTuple):
 def candidates(
     canvas: Canvas, logits: Array, places: Array, steps: Array
 ) -> Candidates:
-    """Returns the candidates from logits [B, ..., W, V] at places [B, ..., W], for
-    steps [B, ...]."""
+    """Returns the candidates [B, ..., W] from logits [B, ..., W, V] at places [B, ...,
+    W], for steps [B, ...]."""
     return drawn_from(canvas, scores(canvas, logits), places, steps)
 
 
 def scores(canvas: Canvas, logits: Array) -> Scores:
-    """Returns the scores from logits [B, ..., W, V], which are the same at each step.
+    """Returns the scores of logits [B, ..., W, V]. They have no noise, so they do not
+    depend on the step.
 
     Neither the mask nor an id that pads the vocabulary is ever a candidate.
     """
@@ -91,7 +97,8 @@ def scores(canvas: Canvas, logits: Array) -> Scores:
 def drawn_from(
     canvas: Canvas, of_tokens: Scores, places: Array, steps: Array
 ) -> Candidates:
-    """Returns the candidates at places [B, ..., W], for steps [B, ...]."""
+    """Returns the candidates [B, ..., W] from scores `of_tokens` [B, ..., W, V] at
+    places [B, ..., W], with the noise of steps [B, ...]."""
     (logits, drawn) = of_tokens
     options = canvas.options
     noisy = logits if drawn is logits else jnp.where(drawn > -jnp.inf, logits, -jnp.inf)
@@ -106,7 +113,8 @@ def drawn_from(
     )
     if options.place_temperature is None:
         return Candidates(tokens, confidence)
-    # softmax(confidence / temperature) without replacement, by Gumbel noise
+    # The largest confidence + temperature * Gumbel noise is a draw from
+    # softmax(confidence / temperature).
     scale = by_row(options.place_temperature, confidence)
     if options.confidence == "probability":
         confidence = jnp.exp(confidence)
@@ -117,8 +125,8 @@ def drawn_from(
 
 
 def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) -> Array:
-    """Draws Gumbel noise [B, ..., W, num_ids] by the row's key [B], the step [B, ...]
-    and the place."""
+    """Draws Gumbel noise [B, ..., W, num_ids], determined by the keys [B], the steps
+    [B, ...] and the places [B, ..., W]."""
     fold = jax.random.fold_in
     of_row = lambda key, steps, places: jax.vmap(
         lambda s, p: jax.vmap(lambda q: fold(fold(key, s), q))(p)
@@ -128,22 +136,29 @@ def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) ->
 
 
 def place_noise(keys: Array | None, steps: Array, places: Array, dtype) -> Array:
-    """Draws Gumbel noise [B, ..., W] of the places themselves, apart from that of their
-    tokens."""
+    """Draws Gumbel noise [B, ..., W], one number per place, independent of the noise of
+    the tokens."""
     assert keys is not None
     of_places = jax.vmap(lambda key: jax.random.fold_in(key, _PLACES))(keys)
     return step_noise(of_places, steps, places, 1, dtype)[..., 0]
 
 
 def eligible(masked: Array, blocks: Array) -> Array:
-    """Returns which of the masked places [..., W] are in the earliest block that has
-    any."""
+    """Returns [..., W], which masked places are in the earliest block that has a masked
+    place. `blocks` [..., W] numbers the block of each place.
+
+    For example, masked [F, T, F, T] in blocks [0, 0, 1, 1] gives [F, T, F, F].
+    """
     first = jnp.min(jnp.where(masked, blocks, _NO_BLOCK), axis=-1, keepdims=True)
     return masked & (blocks == first)
 
 
 def choose(offered: Candidates, masked: Array, blocks: Array) -> Choice:
-    """Applies the rule to places [..., W]."""
+    """Applies the rule to the candidates of places [..., W]. Returns one choice [...].
+
+    masked: [..., W] whether a place is still to be filled.
+    blocks: [..., W] the number of the block that each place is in.
+    """
     open_places = eligible(masked, blocks)
     index = jnp.argmax(
         jnp.where(open_places, _finite(offered.confidence), -jnp.inf), axis=-1
@@ -153,8 +168,8 @@ def choose(offered: Candidates, masked: Array, blocks: Array) -> Choice:
 
 
 def surest(offered: Candidates, open_places: Array, count: Array) -> Array:
-    """Returns the `count` most confident of the open places [..., W], the first on
-    ties: bool [..., W]."""
+    """Returns bool [..., W], true at the `count` most confident open places [..., W];
+    on a tie, the first place counts as more confident."""
     falling = jnp.argsort(
         jnp.where(open_places, -_finite(offered.confidence), jnp.inf),
         axis=-1,
@@ -165,26 +180,28 @@ def surest(offered: Candidates, open_places: Array, count: Array) -> Array:
 
 
 def _finite(confidence: Array) -> Array:
-    """Returns it with the least number in place of -inf and NaN, so that an open place
-    is before all others: a loop that fills a place in each step ends, whatever a
-    network says."""
+    """Replaces -inf and NaN in a confidence by the least finite number.
+
+    Every open place then has a larger confidence than a filled one, which has -inf. So
+    each step fills a place, and the loop ends whatever the network returns.
+    """
     least = jnp.finfo(confidence.dtype).min
     return jnp.maximum(jnp.where(jnp.isnan(confidence), least, confidence), least)
 
 
 def uses_tempered(canvas: Canvas) -> bool:
-    """Returns whether the distribution that tokens are drawn from is needed, beyond the
-    logits."""
+    """Returns whether `tempered` logits are needed: for top-p, for top-k, or for one of
+    Dream's confidences."""
     cuts = canvas.options.top_p is not None or canvas.options.top_k is not None
     return cuts or canvas.options.confidence not in ("clean", "random")
 
 
 def tempered(canvas: Canvas, logits: Array) -> Array:
-    """Returns logits [B, ..., W, V] <= 0 that tokens are drawn from, with -inf for
-    those cut.
+    """Returns the logits [B, ..., W, V] <= 0 that tokens are drawn from, with -inf for
+    the tokens that top-p and top-k cut.
 
-    A temperature of 0 counts as 1 here, as in Dream, whose measures exist for greedy
-    tokens, too.
+    A temperature of 0 counts as 1 here. Dream does the same, so that its confidences
+    are defined for greedy tokens, too.
     """
     temperature = by_row(canvas.options.temperature, logits)
     x = logits - jnp.max(logits, axis=-1, keepdims=True)
@@ -197,22 +214,23 @@ def tempered(canvas: Canvas, logits: Array) -> Array:
 
 
 def by_row(number: Array | float, x: Array) -> Array:
-    """Returns a number, [] or [B], to broadcast against x [B, ...], in its type."""
+    """Reshapes a number, [] or [B], so that it broadcasts against x [B, ...], and casts
+    it to the type of x."""
     return jnp.reshape(jnp.asarray(number), (-1,) + (1,) * (x.ndim - 1)).astype(x.dtype)
 
 
 def log_probability(logits: Array, tokens: Array) -> Array:
     """Returns the log probabilities [...] of tokens [...] by logits [..., V]."""
-    # That of a near-certain token is close to 0. Subtracting the largest logit first
-    # keeps its digits, which the rounding of large logits would swamp.
+    # A near-certain token has a log probability close to 0. Large logits would round
+    # its digits away, so the largest logit is subtracted first.
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return chosen - jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
 
 
 def margin(logits: Array, tokens: Array) -> Array:
-    """Returns by how much the most probable token is more probable than the second
-    one."""
+    """Returns [...], the probability of the most probable token minus the probability
+    of the second one, by logits [..., V]."""
     probs = jax.nn.softmax(logits, axis=-1)
     best = jnp.argmax(probs, axis=-1, keepdims=True)
     others = jnp.where(jnp.arange(probs.shape[-1]) == best, 0, probs)
@@ -220,7 +238,8 @@ def margin(logits: Array, tokens: Array) -> Array:
 
 
 def negative_entropy(logits: Array, tokens: Array) -> Array:
-    """Returns the sum of p log p."""
+    """Returns [...], the sum of p log p over the tokens, where p = softmax(logits) for
+    logits [..., V]."""
     log_p = jax.nn.log_softmax(logits, axis=-1)
     return jnp.sum(jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0), axis=-1)
 

@@ -1,15 +1,22 @@
-"""Which texts a pass reads: sets of drafted moves, each a text with these places
-filled.
+"""The table of texts that one pass reads. Each text is a set of drafted moves: the
+places of these moves are filled, and all others are left as they are.
 
-The logits of a text rank its open places by the order in which the rule would take
-them, and each place's tokens by probability. A drafted move is (rank of the place,
-which of its most probable tokens). The first place, rank 0, with its most probable
-token is the certain move, which every text has. The rule, asked at one text, names the
-next move; if the text with that move too is among those read, it is visited next. So a
-walk from the certain move visits the texts of stepwise decoding, for as long as the
-table has them.
+The logits of a text rank its open places in the order in which the rule would take
+them, and rank the tokens of each place by probability. A drafted move is a pair (rank
+of the place, number of the token), counted from 0. The move (0, 0), the first place
+with its first token, is the certain move, which every text of the table has.
 
-The chain of prefixes is the table {}, {1}, {1, 2}, ... with the most probable tokens.
+A walk starts at the text with the certain move alone. At each text the rule names the
+next move. If the table has the text with that move added, the walk goes on to it. So
+the walk visits texts of stepwise decoding, for as long as the table has them.
+
+For example, let the table be {}, {(1, 0)}, {(2, 0)}, {(1, 0), (2, 0)}, named texts 0 to
+3, and let the ranks 0, 1, 2 be the places 5, 2, 7. Text 0 has place 5 filled, text 2
+has 5 and 7, text 3 has 5, 2 and 7. If the rule at text 0 takes place 7 with its first
+token, `after[0, 2, 0]` = 2 sends the walk to text 2. If the rule at text 2 takes place
+2 with its first token, `after[2, 1, 0]` = 3 sends the walk to text 3, where it ends.
+
+The chain of prefixes is the table {}, {(1, 0)}, {(1, 0), (2, 0)}, ...
 """
 
 from __future__ import annotations
@@ -30,20 +37,22 @@ from cspd_jax.check import UserError
 Move = tuple[int, int]
 MoveSet = tuple[Move, ...]  # in the order of the ranks
 
-# Of each step of a text but the last: the moves after it, as drafted there.
+# One entry for each step of a text but the last: the moves that followed this step,
+# named as the logits at this step draft them.
 Run = Sequence[Sequence[Move]]
 
-FILE = "moves.json"  # beside a model
+FILE = "moves.json"  # the tables' file in the folder of a model
 _REFITS = 4
 BEYOND: Move = (-1, -1)  # a move that no table has
 
 
 @dataclasses.dataclass(frozen=True)
 class MoveSets:
-    """The texts of a pass.
+    """The table of R texts that a pass reads.
 
-    texts: the moves of each after the certain one. The first has none, and each other
-        one a text before it that lacks one of its moves.
+    texts: for each text, its moves after the certain one, by rank. The first text has
+        none. For every other text, an earlier text of the table has all of its moves
+        but one.
     """
 
     texts: tuple[MoveSet, ...]
@@ -69,23 +78,26 @@ class MoveSets:
 
     @functools.cached_property
     def ranks(self) -> int:
-        """The highest rank, at least 1."""
+        """K, the highest rank in the table; at least 1."""
         return max((rank for text in self.texts for rank, _ in text), default=1)
 
     @functools.cached_property
     def tokens(self) -> int:
-        """How many of a place's most probable tokens are tried."""
+        """T, the number of most probable tokens that are tried at a place."""
         return 1 + max((which for text in self.texts for _, which in text), default=0)
 
     @functools.cached_property
     def sizes(self) -> np.ndarray:
-        """[R] moves after the certain one."""
+        """[R] the number of moves that each text has after the certain one."""
         return np.array([len(text) for text in self.texts], np.int32)
 
     @functools.cached_property
     def members(self) -> np.ndarray:
-        """[R, ranks + 1] which token of each rank's place a text has; -1 where it
-        leaves the place open."""
+        """[R, ranks + 1] the number of the token that a text has at the place of each
+        rank; -1 where the text leaves that place open.
+
+        The text {(2, 1)} of a table with ranks = 2 has the row [0, -1, 1].
+        """
         table = np.full((len(self.texts), self.ranks + 1), -1, np.int32)
         table[:, 0] = 0  # the certain move
         for row, text in enumerate(self.texts):
@@ -95,7 +107,13 @@ class MoveSets:
 
     @functools.cached_property
     def after(self) -> np.ndarray:
-        """[R, ranks + 1, tokens] the text with one move more; -1 if it is not read."""
+        """[R, ranks + 1, tokens] the number of the text that has one move more; -1 if
+        the table does not have that text.
+
+        `after[i, rank, which]` is the text with the moves of text i and (rank, which).
+        In the chain {}, {(1, 0)}, {(1, 0), (2, 0)}, `after[0, 1, 0]` is 1, `after[1, 2,
+        0]` is 2, and all other entries are -1.
+        """
         number = {text: i for i, text in enumerate(self.texts)}
         table = np.full((len(self.texts), self.ranks + 1, self.tokens), -1, np.int32)
         for text, i in number.items():
@@ -106,29 +124,37 @@ class MoveSets:
         return table
 
     def within(self, most: int) -> MoveSets:
-        """Returns those texts whose places are among the first `most` + 1."""
+        """Returns the table without the texts that have a move of a rank above
+        `most`."""
         return MoveSets(
             tuple(text for text in self.texts if all(rank <= most for rank, _ in text))
         )
 
     def first(self, count: int) -> MoveSets:
-        """Returns the first texts: of a fitted table those that help most."""
+        """Returns the table of the first `count` texts. In a fitted table these are the
+        texts that help most."""
         return MoveSets(self.texts[:count])
 
 
 def prefixes(gamma: int) -> MoveSets:
-    """Returns the chain of this many moves after the certain one."""
+    """Returns the chain of prefixes with up to `gamma` moves after the certain one.
+
+    `prefixes(2).texts` is ((), ((1, 0),), ((1, 0), (2, 0))).
+    """
     return MoveSets(
         tuple(tuple((rank, 0) for rank in range(1, k + 1)) for k in range(gamma + 1))
     )
 
 
 def fit(runs: Sequence[Run], count: int) -> MoveSets:
-    """Fits a table of this many texts, the better ones first.
+    """Fits a table of up to `count` texts to the runs, the most helpful texts first.
 
-    Again and again the text is added at which most walks stop. Walks begin where rounds
-    with a table begin, so a table is made for those of the one before it, and the one
-    with the fewest rounds is taken.
+    A walk stops when the table lacks the text that it would visit next. Fitting adds
+    the text that most walks lack, and repeats this until the table is full.
+
+    The walks themselves depend on the table, because each round begins where the walk
+    of the round before it stopped. So several tables are fitted, each to the walks that
+    the table before it makes, and the table that needs the fewest rounds is returned.
     """
     sets = _fit([walk for run in runs for walk in run], count)
     rounds, starts = _rounds(sets, runs)
@@ -142,10 +168,10 @@ def fit(runs: Sequence[Run], count: int) -> MoveSets:
 
 
 def _fit(walks: Sequence[Sequence[Move]], count: int) -> MoveSets:
-    """Fits a table for walks that all begin equally often."""
+    """Fits a table of up to `count` texts to walks that all have the same weight."""
     texts: list[MoveSet] = [()]
     known: set[MoveSet] = {()}
-    # Moves made, the text reached.
+    # For each walk: the number of moves made so far, and the text reached by them.
     seen: list[tuple[int, MoveSet]] = [(0, ())] * len(walks)
     while len(texts) < count:
         wanted: collections.Counter[MoveSet] = collections.Counter()
@@ -155,7 +181,7 @@ def _fit(walks: Sequence[Sequence[Move]], count: int) -> MoveSets:
                 wanted[then] += 1
         if not wanted:
             break
-        # Of several the simplest.
+        # On a tie, the text that sorts first is added.
         best = min(wanted, key=lambda text: (-wanted[text], text))
         texts.append(best)
         known.add(best)
@@ -163,8 +189,14 @@ def _fit(walks: Sequence[Sequence[Move]], count: int) -> MoveSets:
 
 
 def _rounds(sets: MoveSets, runs: Sequence[Run]) -> tuple[int, list[Sequence[Move]]]:
-    """Returns how many rounds the runs take with a table, and the walks of these
-    rounds."""
+    """Returns the number of rounds that the runs take with a table, and the walks of
+    these rounds.
+
+    A round makes its certain move and the moves of its walk. For example, a run of two
+    steps, [[(1, 0), (2, 0)], [(1, 0)]], takes 2 rounds with the table {}, {(1, 0)}: the
+    first round makes the move (1, 0) after the certain one, and the second one has only
+    the last move left.
+    """
     known = set(sets.texts)
     begun = []
     rounds = 0
@@ -182,8 +214,8 @@ def _rounds(sets: MoveSets, runs: Sequence[Run]) -> tuple[int, list[Sequence[Mov
 def _walked(
     known: set[MoveSet], walk: Sequence[Move], done: int, at: MoveSet
 ) -> tuple[int, MoveSet]:
-    """Returns the moves made and the text reached from there, by texts that are
-    known."""
+    """Goes on with a walk that made `done` moves and reached the text `at`, through
+    known texts as far as possible. Returns the new (done, at)."""
     while (then := _with(at, walk, done)) in known:
         done = done + 1
         at = then
@@ -191,18 +223,20 @@ def _walked(
 
 
 def _with(text: MoveSet, run: Sequence[Move], done: int) -> Any:
-    """Returns the text with the run's next move; None at its end."""
+    """Returns the text with the next move of a walk, which is move number `done`; None
+    if the walk has no such move or no table can have it."""
     if done >= len(run) or run[done] == BEYOND:
         return None
     return tuple(sorted((*text, run[done])))
 
 
 def _parents(text: MoveSet) -> set[MoveSet]:
+    """Returns the sets that lack exactly one move of a text."""
     return {tuple(other for other in text if other != move) for move in text}
 
 
 def write(path: Path, tables: Mapping[int, MoveSets]) -> None:
-    """Writes tables by their number of texts."""
+    """Writes the tables into a file, each under its number of texts."""
     rows = (
         f'"{size}": {json.dumps(sets.texts)}' for size, sets in sorted(tables.items())
     )
@@ -210,7 +244,7 @@ def write(path: Path, tables: Mapping[int, MoveSets]) -> None:
 
 
 def read(path: Path) -> dict[int, MoveSets]:
-    """Returns the tables in a file."""
+    """Returns the tables in a file, each under its number of texts."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         tables = [
@@ -226,8 +260,8 @@ def read(path: Path) -> dict[int, MoveSets]:
 
 
 def tables_of(model: Any) -> dict[int, MoveSets]:
-    """Returns those beside the model, or else those fitted to the model that comes with
-    the package."""
+    """Returns the tables in the model's folder. If there are none, returns the tables
+    that come with the package."""
     folder = getattr(model, "folder", None)
     beside = None if folder is None else Path(folder) / FILE
     return read(
@@ -238,7 +272,7 @@ def tables_of(model: Any) -> dict[int, MoveSets]:
 
 
 def chosen(tables: Mapping[int, MoveSets], count: int) -> MoveSets:
-    """Returns the table of this many texts, or as many of a larger one, or the
-    largest."""
+    """Returns a table of `count` texts: the first ones of the smallest table that has
+    as many. If no table has as many, returns the largest table."""
     larger = [size for size in tables if size >= count]
     return tables[min(larger)].first(count) if larger else tables[max(tables)]

@@ -1,14 +1,28 @@
 """Self-speculation: one pass drafts several moves, and the next pass verifies them all
 and drafts again.
 
-A move is a place and a token. The logits of a text rank the places in the order in
-which the stepwise rule would take them if the logits did not change. The first move is
-the stepwise move itself. One pass then reads several texts side by side, each with that
-move and some of the others (`sets`): after 1, 2, ..., gamma + 1 moves, or a chosen
-table. From the text with the first move alone the rule is asked for the next one, and
-so on, for as long as the text with the move it gives is among those read. The last text
-visited already has its logits, which draft the next moves, so a rejection costs no
-pass.
+A move is a place and a token. The logits of a text draft moves: they rank the places in
+the order in which the stepwise rule would take them if the logits did not change. The
+first drafted move is the stepwise move itself, and is called certain. The next pass
+reads a table of R texts side by side (`sets`). Each text has the certain move and some
+of the other drafted moves: the first 1, 2, ..., gamma + 1 moves, or a chosen table.
+
+A walk then finds which moves stepwise decoding makes. It starts at the text with the
+certain move alone. The rule, applied to the logits of this text, names the next move.
+If the pass has read the text with that move added, the walk goes on to that text, and
+applies the rule again. All moves of the walk are accepted. The logits of the last
+visited text are at hand and draft the next moves, so a rejection costs no pass.
+
+For example, let the drafted moves have the places 5, 2 and 7 (ranks 0, 1 and 2), and
+let the table have four texts, each with the drafted tokens at its places:
+
+    text 0: 5    text 1: 5, 2    text 2: 5, 7    text 3: 5, 2, 7
+
+Suppose that the rule at text 0 takes place 7 with the drafted token. Then the walk goes
+on to text 2. Suppose that the rule at text 2 takes place 2 with the drafted token. Then
+the walk goes on to text 3. The round has made the moves at 5, 7 and 2, in this order,
+by one pass. Had the rule at text 2 taken place 4, the round would have made the moves
+at 5 and 7, and the logits of text 2 would draft place 4 as the next certain move.
 """
 
 from __future__ import annotations
@@ -33,11 +47,11 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """How far to draft, and what to accept.
+    """The texts that a pass reads, and the most moves that a round accepts.
 
-    sets: the texts of a pass (static): R of them, of at most D moves after the certain
-        one, at places of ranks up to K, each with its T most probable tokens.
-    gamma: [B] most moves accepted per round after the certain one.
+    sets: the table of R texts (static). A text has at most D moves after the certain
+        one. They fill places of ranks up to K with one of the T most probable tokens.
+    gamma: [B] the most moves that a round accepts after the certain one.
     """
 
     sets: MoveSets = dataclasses.field(metadata={"static": True})
@@ -45,12 +59,13 @@ class Speculation:
 
     @property
     def depth(self) -> int:
-        """D, at least 1."""
+        """D, the most moves that a text has after the certain one; at least 1."""
         return max(1, int(self.sets.sizes.max()))
 
     @property
     def claim(self) -> Exactness:
-        """Whether the text is that of stepwise decoding, and why."""
+        """The claim that the text equals the text of stepwise decoding, and the
+        reason."""
         return Exactness(
             True, "every move, place and token, is the one that stepwise decoding makes"
         )
@@ -60,22 +75,22 @@ class Speculation:
         return begin(canvas, self)
 
     def unfinished(self, canvas: Canvas, state: MaskedState) -> Array:
-        """Returns whether each row has places to fill: [B]"""
+        """Returns [B], whether each row still has places to fill."""
         return jnp.any(state.text == canvas.mask_id, axis=1)
 
     def advance(self, canvas: Canvas, state: MaskedState) -> MaskedState:
-        """Takes one turn of the loop: a round, and the sum of what happened."""
+        """Takes one round, and adds its counts to the state's counts."""
         next_state, happened = run_round(canvas, self, state)
         return next_state._replace(counts=add(state.counts, happened))
 
 
 class Moves(NamedTuple):
-    """Places in the order in which they would be taken, with the tokens that are tried
-    there.
+    """Drafted moves: places in the order in which the rule would take them, with the
+    tokens that are tried at each place.
 
-    place: [B, K + 1]
-    tokens: [B, K + 1, T] the move's, and then the next most probable ones.
-    exists: [B, K + 1] false where there is nothing left to fill.
+    place: [B, K + 1] the places by rank, as indices into the text [B, G].
+    tokens: [B, K + 1, T] the token of the move, then the next most probable tokens.
+    exists: [B, K + 1] false where no place is left to fill.
     """
 
     place: Array
@@ -84,12 +99,14 @@ class Moves(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The texts that were visited, from the certain move on.
+    """The walk of each row over the texts of a pass, from the text with the certain
+    move alone.
 
-    last: [B] the last text.
-    place: [B, D] of each move made after the certain one.
-    tested: [B, D] whether the walk made d moves, and some text with one more was read.
-    passed: [B, D] whether it then went on to one.
+    last: [B] the number of the last text that was visited.
+    place: [B, D] the place that the rule took after 0, 1, ..., D - 1 accepted moves.
+    tested: [B, D] entry d says whether the walk made d moves and reached a text to
+        which the table adds a further move.
+    passed: [B, D] entry d says whether move d + 1 was accepted.
     """
 
     last: Array
@@ -99,16 +116,16 @@ class Walk(NamedTuple):
 
 
 class MaskedState(NamedTuple):
-    """What the rounds carry.
+    """The state that a round takes and returns.
 
     text: [B, G] tokens, with the mask's id at places to be filled.
-    step: [B] places filled.
-    moves: the next ones, of which the first is certain. A row that has completed its
-        block has none until the next block begins.
-    cache: None without a cache.
+    step: [B] the number of places filled.
+    moves: the drafted moves; the first one is certain. With a cache, a row that has
+        completed its block has no moves until the next block begins.
+    cache: the stored keys and values; None without a cache.
     order: [B, G] the step at which each place was filled.
     rounds: [B, G] the round in which each place was filled.
-    counts: what happened so far.
+    counts: the counts of all rounds so far.
     """
 
     text: Array
@@ -121,11 +138,11 @@ class MaskedState(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a verifying pass says.
+    """The result of a verifying pass.
 
-    walk: which moves after the first are accepted.
-    moves: drafted from the text with all accepted moves.
-    calls: network calls.
+    walk: the walk, which says which moves after the certain one are accepted.
+    moves: the moves drafted from the text that has all accepted moves.
+    calls: the network calls that the pass made.
     """
 
     walk: Walk
@@ -134,8 +151,8 @@ class Verdict(NamedTuple):
 
 
 def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
-    """Returns the state before the first round: without a cache, after the pass that
-    drafts the first."""
+    """Returns the state before the first round. Without a cache, this makes the pass
+    that drafts the first moves."""
     batch = len(canvas.start)
     sets = speculation.sets
     text = canvas.empty()
@@ -167,7 +184,7 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
 def run_round(
     canvas: Canvas, speculation: Speculation, state: MaskedState
 ) -> tuple[MaskedState, Counts]:
-    """Takes one round, and returns what happened in it."""
+    """Takes one round, and returns the next state and the counts of this round."""
     state, calls = refresh_step(canvas, speculation, state)
     texts = texts_after(speculation.sets, state.text, state.moves)
     verdict = verify_step(canvas, speculation, state, texts)
@@ -178,11 +195,11 @@ def run_round(
 def refresh_step(
     canvas: Canvas, speculation: Speculation, state: MaskedState
 ) -> tuple[MaskedState, dict[str, Calls]]:
-    """Makes a pass over everything and drafts from it, with a cache, once all
-    unfinished rows complete their blocks.
+    """With a cache, stores keys and values anew and drafts, once all unfinished rows
+    have completed their blocks. Otherwise returns the state as it is.
 
-    Rows that get there first wait: one pass that serves all rows saves more than a
-    round of a few of them.
+    A row that completes its block early waits for the other rows. One such pass for all
+    rows saves more time than the rounds that the waiting rows miss.
     """
     if not canvas.cached:
         return state, count_calls()
@@ -209,8 +226,8 @@ def refresh_step(
 def verify_step(
     canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array
 ) -> Verdict:
-    """Makes one pass over texts [B, R, G], unless no row has more than its certain
-    move."""
+    """Makes one pass over texts [B, R, G], and walks over them. If no row has a move
+    after its certain one, makes no pass and accepts the certain moves alone."""
     window = window_at(canvas, state.text, width(canvas, speculation))
 
     def verify(_) -> Verdict:
@@ -241,7 +258,8 @@ def commit(
     texts: Array,
     verdict: Verdict,
 ) -> tuple[MaskedState, Counts]:
-    """Gives every row its certain move and those accepted after it."""
+    """Writes the certain move of each row, and the accepted moves after it, into its
+    text. Returns the next state and the counts of this round."""
     certain = state.moves.exists[:, 0]
     walk = verdict.walk
     taken = jnp.concatenate([certain[:, None], walk.passed], axis=1)
@@ -251,7 +269,7 @@ def commit(
     )
     steps = state.step[:, None] + jnp.arange(speculation.depth + 1)
     finished = ~jnp.any(text == canvas.mask_id, axis=1)
-    # A row that waits has no moves.
+    # A row that waits for a refresh, or is finished, gets no moves.
     exists = verdict.moves.exists & (certain & ~finished)[:, None]
     next_state = state._replace(
         text=text,
@@ -277,16 +295,23 @@ def draft(
     begins: bool = False,
     certain: Choice | None = None,
 ) -> Moves:
-    """Drafts the moves that the rule takes in turn if logits [B, W, V] of text [B, G]
-    do not change.
+    """Drafts the K + 1 moves that the rule takes one after the other if the logits [B,
+    W, V] of text [B, G] do not change.
 
-    Move k has the noise of step [B] + k. begins: the logits are from a pass at the
-    beginning of a block. certain: the first move, if it is known already. (The same
-    sums over other shapes may round otherwise, and the texts of two ways should not
-    part for that.)"""
+    For example, if the places 2, 5 and 7 are open in one block, with the confidences
+    0.6, 0.9 and 0.3, the drafted moves have the places 5, 2 and 7.
+
+    step: [B] the step of the first move; move k has the noise of step + k.
+    begins: whether the logits are from a pass at the beginning of a block. A shifted
+        model then has logits for the first place of the block, which later passes
+        lack, so that place is taken first.
+    certain: the first move, if it is known already. Computing it again from arrays of
+        another shape might round differently, and the text would then differ from the
+        text of stepwise decoding.
+    """
     known = scores(canvas, logits)
     candidates_at = lambda k: drawn_from(canvas, known, window.places, step + k)
-    # Without noise they are the same at each step.
+    # Without noise the candidates are the same at each step.
     always = candidates_at(0) if canvas.keys is None else None
     first_only = begins and canvas.network.config.shifted
     free = is_masked(canvas, window, text)
@@ -322,12 +347,17 @@ def draft(
 
 
 def texts_after(sets: MoveSets, text: Array, moves: Moves) -> Array:
-    """Returns the texts of the sets: [B, R, G]. The set {(2, 0)} fills those of ranks 0
-    (certain) and 2."""
+    """Returns the texts [B, R, G] that a pass reads: text [B, G] with the moves of each
+    set of the table.
+
+    For example, let the drafted moves have the places 5, 2 and 7, and the tokens 11, 12
+    and 13. The set {(2, 0)} writes 11 at place 5, because every text has the move of
+    rank 0, and 13 at place 7. It leaves place 2 masked.
+    """
     ranks = jnp.arange(sets.ranks + 1, dtype=jnp.int32)
-    # Of each place: [B, G].
+    # The rank of each place, or K + 1 for a place that is not drafted: [B, G].
     rank = fill(jnp.full_like(text, len(ranks)), moves.place, ranks, moves.exists)
-    # [R, B, G]
+    # The number of the token that each text has at each place: [R, B, G].
     members = jnp.pad(jnp.asarray(sets.members), ((0, 0), (0, 1)), constant_values=-1)[
         :, rank
     ]
@@ -344,8 +374,12 @@ def _judge(
     texts: Array,
     logits: Array,
 ) -> tuple[Walk, Moves]:
-    """Returns the walk over the texts [B, R, G], by their logits [B, R, W, V], and the
-    next moves."""
+    """Returns the walk over texts [B, R, G] by their logits [B, R, W, V], and the moves
+    that the logits of the last visited text draft.
+
+    The rule at a text of size n (n moves after the certain one) uses the noise of step
+    state.step + 1 + n, because 1 + n moves of this round precede its move.
+    """
     sizes = jnp.asarray(speculation.sets.sizes)
     steps = state.step[:, None] + 1 + sizes
     places = jnp.broadcast_to(
@@ -367,10 +401,15 @@ def _judge(
 def _after(
     speculation: Speculation, window: Window, moves: Moves, choice: Choice
 ) -> tuple[Array, Array]:
-    """Returns the place that the rule takes next at each text, and the text with that
-    move, or -1: [B, R]."""
+    """Returns two arrays [B, R]: the place that the rule takes next at each text, and
+    the number of the text with that move, or -1 if there is none.
+
+    For example, with the drafted places 5, 2 and 7, let the rule at text 0 take place
+    7. This place has rank 2, so the number is `sets.after[0, 2, 0]` if the rule's token
+    is the drafted one. If the rule takes place 4, which is not drafted, it is -1.
+    """
     place = jnp.take_along_axis(window.places, choice.index, axis=1)
-    # [B, R, K + 1]
+    # Whether the rule's place at a text has this rank: [B, R, K + 1].
     here = (moves.place[:, None] == place[..., None]) & moves.exists[:, None]
     same = here[..., None] & (moves.tokens[:, None] == choice.token[..., None, None])
     return place, jnp.max(
@@ -379,16 +418,23 @@ def _after(
 
 
 def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) -> Walk:
-    """Goes from text to text, as the rule says: place and after are those of
-    `_after`."""
+    """Walks from text to text by the table `after` [B, R]; `after` and `place` [B, R]
+    are the results of `_after`.
+
+    For example, let a row have place = [7, 4, 2, 9] and after = [2, -1, 3, -1] for four
+    texts of sizes 0, 1, 1 and 2, and let gamma be 2. The walk starts at text 0, takes
+    place 7 to text 2, and takes place 2 to text 3. So last = 3, place = [7, 2] and
+    passed = [True, True]. With gamma = 1 it stops at text 2: last = 2, passed = [True,
+    False].
+    """
     sets = speculation.sets
     rows = jnp.arange(len(after))
-    # [R, K + 1]: whether the table goes on from a text with a move of this rank.
+    # [R, K + 1]: whether the table adds a move of this rank to a text.
     more = jnp.asarray(np.any(sets.after >= 0, axis=2))
     offers = jnp.any(more & moves.exists[:, None], axis=2)  # [B, R]
 
     def go_on(at: Array, depth: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-        # Not stopped before.
+        # False if the walk stopped before it made `depth` moves.
         walking = (depth == jnp.asarray(sets.sizes)[at]) & (depth < speculation.gamma)
         then = after[rows, at]
         passed = walking & (then >= 0)
@@ -406,20 +452,26 @@ def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) ->
 
 
 def _in_rows(chosen: Array, new: Any, old: Any) -> Any:
-    """Takes the leaves of `new` in the rows [B] that are chosen, of `old` in the
-    others."""
+    """Returns the leaves of `new` in the rows where `chosen` [B] is true, and the
+    leaves of `old` in the other rows."""
     one = lambda a, b: jnp.where(chosen.reshape(-1, *[1] * (a.ndim - 1)), a, b)
     return jax.tree.map(one, new, old)
 
 
 def _count(true: Array) -> Array:
-    """Counts what is true in each row: [B, N] -> [B]."""
+    """Counts the true entries in each row: [B, N] -> [B]."""
     return jnp.sum(true, axis=1, dtype=jnp.int32)
 
 
 def width(canvas: Canvas, speculation: Speculation) -> int:
-    """Returns how many places, from the first open block on, a round can make and draft
-    moves at."""
+    """Returns W, the number of places from the first open block on that a round needs
+    logits for.
+
+    A round makes up to K + 1 moves and drafts K + 1 more, at 2 K + 2 places. The first
+    open block has at least one of them, and the next ceil((2 K + 1) / block) blocks
+    have room for the rest. With K = 4 and blocks of 8, W is (1 + 2) * 8 = 24, or less
+    if the text is shorter. With a cache, W is one block.
+    """
     if canvas.cached:
         return canvas.block
     blocks = 1 + -(-(2 * speculation.sets.ranks + 1) // canvas.block)

@@ -1,5 +1,5 @@
-"""One token per step, which is the reference; and the published schedules of several
-tokens per step."""
+"""Stepwise decoding, which fills one place per step and is the reference; and the
+published schedules, which fill several places per step."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Array = jax.Array
 def count_calls(
     *, whole: Array | int = 0, block: Array | int = 0, rows: int = 0
 ) -> dict[str, Calls]:
-    """Counts passes over everything ("whole") and over one block beside the cache
-    ("block"), each of this many rows; a row is a text."""
+    """Counts network passes of two kinds: "whole" passes read everything, and "block"
+    passes read one block and the cache. Each pass reads `rows` texts."""
     counts = {
         "whole": jnp.asarray(whole, jnp.int32),
         "block": jnp.asarray(block, jnp.int32),
@@ -31,13 +31,13 @@ def count_calls(
 
 
 class StepState(NamedTuple):
-    """What the steps carry.
+    """The state that a step takes and returns.
 
     text: [B, G] tokens, with the mask's id at places to be filled.
     order: [B, G] the step at which each place was filled.
-    step: [] steps taken.
-    cache: None without a cache.
-    counts: what happened so far.
+    step: [] the number of steps taken.
+    cache: the stored keys and values; None without a cache.
+    counts: the counts of all steps so far.
     """
 
     text: Array
@@ -48,24 +48,24 @@ class StepState(NamedTuple):
 
     @property
     def rounds(self) -> Array:
-        """[B, G] the round in which each place was filled, which is the step."""
+        """[B, G] the round in which each place was filled. Each step is one round."""
         return self.order
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The steps of the rule, or of a schedule.
+    """Decoding by steps of the rule, or by the steps of a schedule.
 
-    quotas: [S] how many places each step of a schedule fills; None fills one in each,
-        by the rule.
+    quotas: [S] the number of places that each step of a schedule fills. With None,
+        each step fills one place by the rule.
     """
 
     quotas: Array | None = None
 
     @property
     def claim(self) -> Exactness:
-        """Whether the text is that of stepwise decoding, and why."""
+        """Whether the text equals the text of stepwise decoding, and the reason."""
         if self.quotas is None:
             return Exactness(True, "stepwise decoding is the reference itself")
         return Exactness(
@@ -83,12 +83,12 @@ class Steps:
         )
 
     def unfinished(self, canvas: Canvas, state: StepState) -> Array:
-        """Returns whether there is another step; a schedule may end with steps that
+        """Returns whether another step is to be taken. The last steps of a schedule may
         fill nothing."""
         return state.step < (canvas.places if self.quotas is None else len(self.quotas))
 
     def advance(self, canvas: Canvas, state: StepState) -> StepState:
-        """Takes one turn of the loop: a step, and the sum of what happened."""
+        """Takes one step, and adds its counts to the state's counts."""
         if self.quotas is None:
             next_state, happened = run_step(canvas, state)
         else:
@@ -99,7 +99,8 @@ class Steps:
 
 
 def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, Counts]:
-    """Fills one place of every row by the rule."""
+    """Fills one place of every row by the rule. Returns the next state and the counts
+    of this step."""
     window = window_at(canvas, state.text, canvas.block)
     begins = state.step % canvas.block == 0
     if canvas.cached:
@@ -112,7 +113,8 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, Counts]:
     steps = jnp.full(len(state.text), state.step)
     offered = candidates(canvas, logits, window.places, steps)
     to_fill = is_masked(canvas, window, state.text)
-    # Only this pass has logits of the first place.
+    # Only the pass at the beginning of a block gives a shifted model the logits of the
+    # block's first place, so that place is filled first.
     if canvas.cached and canvas.network.config.shifted:
         to_fill &= ~begins | (jnp.arange(canvas.block) == 0)
     choice = choose(offered, to_fill, window.blocks)
@@ -130,10 +132,11 @@ def scheduled_step(
     canvas: Canvas, quotas: Array, state: StepState
 ) -> tuple[StepState, Counts]:
     """Fills the quotas[step] most confident places of every row at once, from one pass.
+    Returns the next state and the counts of this step.
 
     quotas: [S] the number of places that each step fills.
 
-    This is lossy: places that are filled together do not see each other.
+    This is lossy, because places that are filled together do not see each other.
     """
     window = window_at(canvas, state.text, canvas.block)
     steps = jnp.full(len(state.text), state.step)
@@ -149,7 +152,7 @@ def scheduled_step(
 
 
 def _took(canvas: Canvas, steps: int, calls: dict[str, Calls]) -> Counts:
-    """Returns what happened in this many steps, which draft nothing."""
+    """Returns the counts of this many steps, which draft nothing."""
     rows = len(canvas.start)
     nothing = jnp.zeros((rows, 0), jnp.int32)
     by_row = jnp.full(rows, steps, jnp.int32)
@@ -157,10 +160,14 @@ def _took(canvas: Canvas, steps: int, calls: dict[str, Calls]) -> Counts:
 
 
 def llada_quotas(places: int, block: int, steps: int) -> np.ndarray:
-    """Returns how many places each step of LLaDA's schedule fills.
+    """Returns [S], the number of places that each step of LLaDA's schedule fills.
 
-    The steps are divided among the blocks, and the places of a block among its steps;
-    the first ones take the remainders. There must be at least as many steps as blocks.
+    The steps are divided evenly among the blocks, and the places of a block evenly
+    among its steps. The first blocks and steps take the remainders. There must be at
+    least as many steps as blocks.
+
+    For example, `llada_quotas(8, 4, 3)` is [2, 2, 4]: the first of the two blocks has
+    two steps, and the second block has one.
     """
     blocks = -(-places // block)
     quotas = []
@@ -172,11 +179,12 @@ def llada_quotas(places: int, block: int, steps: int) -> np.ndarray:
 
 
 def dream_quotas(places: int, steps: int) -> np.ndarray:
-    """Returns how many places each step of Dream's schedule fills, which knows no
-    blocks.
+    """Returns [S], the number of places that each step of Dream's schedule fills. This
+    schedule has no blocks.
 
-    As time goes from 1 to 0.001 in equal steps, each step fills the share of the
-    remaining places by which the time shrinks; the last step fills the rest.
+    Time goes from 1 to 0.001 in equal steps. A step that shrinks the time by a share s
+    fills the share s of the remaining places, rounded down. The last step fills the
+    rest. For example, `dream_quotas(8, 4)` is [1, 2, 2, 3].
     """
     times = np.linspace(1, 1e-3, steps + 1)
     left = places
@@ -191,8 +199,8 @@ def dream_quotas(places: int, steps: int) -> np.ndarray:
 def _cached_pass(
     canvas: Canvas, window: Window, text: Array, cache: Any, begins: Array
 ) -> tuple[Array, Any]:
-    """Returns logits [B, W, V] and the cache: where a block begins of everything, else
-    of the block alone."""
+    """Returns logits [B, W, V] and the cache. The pass reads everything and stores keys
+    and values if `begins` is true; otherwise it reads the block alone."""
 
     def at_the_beginning(cache):
         return passes.refresh(canvas, window, text, cache, jnp.ones(len(text), bool))

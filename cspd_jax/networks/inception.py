@@ -60,10 +60,10 @@ class Features(NamedTuple):
     """What the network says about images.
 
     pool: [N, C] the last layer's input; C is 2048.
-    spatial: [N, 2023], the first 7 channels at 17x17 positions, position by position.
-    unbiased: [N, 1008], logits without the last layer's bias, as the Inception score
+    spatial: [N, P] the first 7 channels at 17x17 positions, position by position.
+    unbiased: [N, 1008] logits without the last layer's bias, as the Inception score
         takes them.
-    logits: [N, 1008], with it.
+    logits: [N, 1008] the logits with the bias.
     """
 
     pool: Array

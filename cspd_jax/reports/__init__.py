@@ -1,1 +1,1 @@
-"""What a run leaves behind: its report and its pictures."""
+"""Reports, pictures and citations of a run."""

@@ -1,4 +1,4 @@
-"""What to cite: the works that models, methods and options are made of, as BibTeX."""
+"""Citations, as BibTeX, of the works that models, methods and options are based on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_CLASS = {
     "networks.lm_config.EagleConfig": "eagle3",
     "text.methods.Tree": "specinfer",
 }
-_OF_VALUE = {  # of a field of a configuration or of options
+_OF_VALUE = {  # (field of a configuration or of options, its value) -> work
     ("coupled", True): "coupled",
     ("denoise", "speculative"): "block",
     ("family", "dream"): "dream",
@@ -38,8 +38,8 @@ _OF_VALUE = {  # of a field of a configuration or of options
 
 
 def citation(*used: Any) -> str:
-    """Returns BibTeX of this library and of what is used: models, methods, options, in
-    any order."""
+    """Returns BibTeX entries for this library and for the works behind the arguments,
+    which are models, methods and options in any order."""
     works = json.loads(
         Path(__file__).with_name("works.json").read_text(encoding="utf-8")
     )

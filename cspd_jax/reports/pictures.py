@@ -1,4 +1,4 @@
-"""Labelled grids: of images, and of what was accepted of them."""
+"""Draws labelled grids of images, and maps of accepted drafts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from PIL import Image, ImageDraw
 _CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
 _TEXT = 14  # height of a caption
-_LETTER = 6  # about the width of a letter
+_LETTER = 6  # approximate width of a letter
 _INK = (40, 40, 40)
-_MAPS = 11  # images of which each has a map
-_LIGHT = np.array([214, 226, 240])  # nothing accepted
-_DARK = np.array([27, 58, 102])  # all accepted
+_MAPS = 11  # the most images that have a map of their own
+_LIGHT = np.array([214, 226, 240])  # the colour if no draft was accepted
+_DARK = np.array([27, 58, 102])  # the colour if all drafts were accepted
 
 
 def picture(
@@ -23,9 +23,9 @@ def picture(
     labels: Sequence[str | int] | None = None,
     columns: int | None = None,
 ) -> Image.Image:
-    """Draws a grid of images [N, H, W, 1 or 3] uint8, each above its label.
+    """Draws a grid of images, uint8 [N, H, W, 1 or 3], each above its label.
 
-    columns: images per row; about as many as there are rows unless given.
+    columns: the number of images per row (default: about as many as there are rows).
     """
     images = np.asarray(images)
     count, height, width, _ = images.shape
@@ -56,7 +56,8 @@ def picture(
 def titled(
     pages: Sequence[tuple[str, Image.Image]], across: bool = False
 ) -> Image.Image:
-    """Puts pages, each (title, page), one below the other, or side by side."""
+    """Joins pages, each given as (title, page), one below the other; with `across`,
+    side by side."""
     wide = [page.width for _, page in pages]
     high = [page.height + _TEXT + _GAP for _, page in pages]
     size = (sum(wide), max(high)) if across else (max(wide), sum(high))
@@ -72,12 +73,12 @@ def titled(
 def acceptance_maps(
     tested: np.ndarray, accepted: np.ndarray, captions: Sequence[str]
 ) -> Image.Image:
-    """Draws the accepted drafts on the token grid: the share over all images, then
-    single images.
+    """Draws maps of the token grid that show which drafts were accepted. The first map
+    shows the share over all images, and each of the others shows one image.
 
-    tested, accepted: [N, L] bool, tokens in row-major order. A token that was never a
-        tested draft (it came from the target) is white.
-    captions: of the images, of which some are shown.
+    tested, accepted: [N, L] bool, for each token in row-major order. A token that was
+        never a tested draft, because it came from the target, is white.
+    captions: the captions of the N images; only the first images have a map.
     """
     length = tested.shape[1]
     side = math.isqrt(length)

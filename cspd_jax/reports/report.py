@@ -1,5 +1,5 @@
-"""What a run was, what it cost and whether it is exact, as JSON: the same for all
-families."""
+"""The report of a run as JSON: its settings, its cost, and whether it is exact. The
+report has the same form for all families of models."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def make_report(
 ) -> dict[str, Any]:
     """Returns the content of `report.json`.
 
-    options: as they were run.
-    more: what else the family reports.
+    options: the options of the run, as JSON.
+    more: further entries that the family of models reports.
     """
     return {
         "target": identity(model),
@@ -48,7 +48,8 @@ def make_report(
 
 
 def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
-    """Returns what the first of some ways gained beside the last, the reference; all
+    """Compares the first way with the last one, which is the reference: how many times
+    faster it is, and how many times fewer calls of the target it makes. All infos must
     have their seconds."""
     (name, own), *_, (_, reference) = infos.items()
     calls = [
@@ -64,7 +65,7 @@ def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
 
 
 def in_words(beside: Mapping[str, Any]) -> str:
-    """Says what `beside` found."""
+    """Returns the result of `beside` as a phrase."""
     calls = beside["fewer_sequential_calls"]
     faster = beside["faster"]
     speed = (
@@ -78,7 +79,7 @@ def in_words(beside: Mapping[str, Any]) -> str:
 
 
 def cost(info: Info) -> str:
-    """Says in one line what a run took, and whether it is exact."""
+    """Returns one line with the cost of a run, and whether the run is exact."""
     calls = (
         f"{info.sequential} network calls one after the other in {info.seconds:.2f} s"
     )
@@ -91,24 +92,25 @@ def cost(info: Info) -> str:
 
 
 def calls(made: Mapping[str, Calls]) -> dict[str, dict[str, int]]:
-    """Returns calls one after the other, and rows in them, of each network."""
+    """Returns, for each network, the number of sequential calls and the number of rows
+    in them."""
     return {
         name: {k: int(n) for k, n in of._asdict().items()} for name, of in made.items()
     }
 
 
 def rates(accepted: Any, tested: Any) -> list[float | None]:
-    """Returns shares; None where nothing was tested."""
+    """Returns accepted / tested for each entry; None where nothing was tested."""
     return [float(a / t) if t else None for a, t in zip(accepted, tested)]
 
 
 def identity(model: Any) -> dict[str, Any]:
-    """Says which model it is."""
+    """Returns the name of a model and the SHA-256 of its source."""
     return {"name": model.name, "source_sha256": model.metadata.get("source_sha256")}
 
 
 def versions() -> dict[str, str]:
-    """Says what ran."""
+    """Returns the versions of this library, of Python and of the main dependencies."""
     found = {
         name: importlib.metadata.version(name)
         for name in ("jax", "jaxlib", "flax", "numpy")
@@ -117,7 +119,7 @@ def versions() -> dict[str, str]:
 
 
 def device() -> dict[str, Any]:
-    """Says where it ran."""
+    """Returns the kind and the number of the devices, and whether they run loops."""
     first = jax.devices()[0]
     return {
         "platform": first.platform,

@@ -1,2 +1,2 @@
-"""Programs built on the library: many images, how good they are, and a page to look at
-them."""
+"""Programs that use the library: `sample` generates many images, `evaluation` measures
+how good images are, and `demo` serves a page that shows generation."""

@@ -1,5 +1,4 @@
-"""Serves a page on which plain and exact speculative generation are seen side by
-side."""
+"""Serves a page that shows plain and exact speculative generation side by side."""
 
 from __future__ import annotations
 
@@ -29,18 +28,18 @@ RULES = {
     "the very tokens of plain": "match",
 }
 MOVES = {f"self-speculation, {moves} moves ahead": moves for moves in (4, 8, 16)}
-# By `Trace.marks`.
+# The meaning of each value of `Trace.marks`.
 MARKS = {
     2: "accepted draft",
     3: "in place of a rejected draft",
     4: "gained after all",
 }
 _COLOURS = dict(zip(MARKS.values(), ("blue", "orange", "green")))
-_WIDTH = 320  # of a picture, in pixels
+_WIDTH = 320  # the width of a picture, in pixels
 
 
 class Models(NamedTuple):
-    """What the page generates with; `reads` has the tokenizers of the two language
+    """The models of the page. `reads` has the tokenizers of the two language
     models."""
 
     image: Any
@@ -52,8 +51,13 @@ class Models(NamedTuple):
 
 
 class Side(NamedTuple):
-    """How far a side has come: its newest output, its steps, and their seconds without
-    compilation."""
+    """The progress of one side of the page.
+
+    made: the newest output.
+    steps: the number of steps taken.
+    seconds: the seconds of these steps without compilation.
+    complete: whether the side is finished.
+    """
 
     made: Any = None
     steps: int = 0
@@ -61,14 +65,14 @@ class Side(NamedTuple):
     complete: bool = False
 
 
-# What is made and what it cost, of plain and of exact, again and again.
+# Yields, after every step, the content and the cost of the plain and of the exact side.
 Shown = Iterator[list[Any]]
 Show = Callable[[Side], tuple[Any, str]]
 
 
 def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
-    """Takes a step of each stream in turn until both have ended, and shows them
-    meanwhile."""
+    """Takes steps of all streams in turn until all have ended. Yields what is to be
+    shown after each turn."""
     sides = [Side() for _ in streams]
     while not all(side.complete for side in sides):
         for i, side in enumerate(sides):
@@ -95,8 +99,8 @@ def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
 
 
 def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
-    """Returns the exact methods of a model, with how they denoise; a causal one drafts
-    along chains only."""
+    """Returns the exact methods of an image model by name, each with its way to
+    denoise. A causal model drafts along chains only."""
     along = {"speculation along denoising steps": (cspd_jax.Plain(), "speculative")}
     if isinstance(model.network, cspd_jax.image.CausalTokenModel):
         return along
@@ -104,8 +108,8 @@ def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
 
 
 def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -> Shown:
-    """Makes an image of a class or prompt, plainly and by a method; latents become a
-    picture at the end."""
+    """Generates an image of a class or prompt by the plain sampler and by a method. If
+    the model makes latents, the picture appears at the end."""
     model = models.image
     label = wanted
     if isinstance(model.config, NextStepConfig):
@@ -139,8 +143,8 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
 def make_text(
     models: Models, method: str, key: Any, prompt: str, new: int, temperature: float
 ) -> Shown:
-    """Continues a prompt, plainly and with drafts, each token marked by where it came
-    from."""
+    """Continues a prompt by plain decoding and by speculation. The colour of a token
+    shows whether it was a draft."""
     tokenizer = models.reads[0]
     streams = []
     ids = tokenizer.encode(prompt)
@@ -171,8 +175,8 @@ def make_text(
 def make_masked(
     models: Models, method: str, key: Any, prompt: str, new: int, temperature: float
 ) -> Shown:
-    """Fills places after a prompt, step by step and by self-speculation; free ones are
-    dots."""
+    """Fills the places after a prompt, step by step and by self-speculation. A dot
+    stands for a place that is not filled yet."""
     masked = cspd_jax.masked
     model = models.masked
     tokenizer = models.reads[1]
@@ -203,7 +207,8 @@ def make_masked(
 def told(
     make: Callable[..., Shown], models: Models, method: str, seed: float, *asked: Any
 ) -> Shown:
-    """Yields what a button shows: what is made, or in one sentence why not."""
+    """Yields what the page shows after a click on Generate. If the input is wrong,
+    raises an error that Gradio shows."""
     try:
         yield from make(models, method, seed_key(int(seed or 0)), *asked)
     except UserError as wrong:
@@ -232,7 +237,8 @@ def make_page(models: Models) -> Any:
         content: Any,
         fields: Callable[[], list[Any]],
     ) -> None:
-        """Adds the fields of a family, its buttons, and the places for what is made."""
+        """Adds the tab of a family of models, with its fields, its buttons, and the
+        places for its outputs."""
         with gr.Tab(name):
             with gr.Row():
                 own = fields()
@@ -333,7 +339,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serves the page until Ctrl-C."""
-    import gradio  # noqa: F401, before models are loaded
+    import gradio  # noqa: F401, so that it is missed before models are loaded
 
     use_cache()
     page = make_page(load(args))

@@ -1,9 +1,8 @@
-"""Generates many images into a folder of numbered shards, by as many processes as there
-are.
+"""Generates many images into a folder of numbered shards, in one or several processes.
 
-Process I of N makes the shards whose numbers are I modulo N. A shard that is there is
-not made again, so the same command continues after any interruption. Image i depends on
-the seed, i, its label, the method and the options only, up to rounding that depends on
+Process I of N makes the shards whose numbers are I modulo N. A shard that exists is not
+made again, so the same command continues after any interruption. Image i depends only
+on the seed, i, its label, the method and the options, up to rounding that depends on
 the batch.
 """
 
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
         check_writable(place)
     compilation.use_cache()
     process = args.process or (jax.process_index(), jax.process_count())
-    # Processes share the folder, not a mesh.
+    # The processes share the folder. Each has a mesh of its own devices.
     model, vae = _images.models_of(args, jax.local_devices())
     if vae is None and model.config.vae_stride != 1:
         raise UserError(
@@ -85,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
         args, model, vae, np.resize(_images.read_labels(args, model), args.n)
     )
     sample(request, args.out, args.batch, vae, args.tokens, process)
-    sync_global_devices("samples")  # after which all shards are there
+    sync_global_devices("samples")  # now the shards of all processes exist
     if jax.process_index() == 0:
         report = finish(args.out, args.npz)
         print(json.dumps({"out": str(args.out), **report}) if args.json else args.out)
@@ -104,11 +103,12 @@ def sample(
     tokens: bool = False,
     process: tuple[int, int] = (0, 1),
 ) -> None:
-    """Makes the shards of one process that are not there, each of a batch.
+    """Makes the missing shards of one process. Each shard has one batch of images.
 
-    request: of all images.
-    tokens: whether tokens are stored.
-    process: (i, n): this one makes the shards whose numbers are i modulo n.
+    request: the request for all images.
+    tokens: whether tokens are stored, too.
+    process: (i, n), which says that this process makes the shards whose numbers are i
+        modulo n.
     """
     images = len(request.what)
     batch = min(batch, images)
@@ -119,7 +119,7 @@ def sample(
     missing = {i: path for i, path in paths.items() if not path.exists()}
     with Bar(total=len(missing) * batch, desc=str(folder), unit="image") as bar:
         for i, path in missing.items():
-            # The last batch is filled up by its last image, which is dropped.
+            # The last batch is padded with copies of the last image, which are dropped.
             index = np.minimum(i * batch + np.arange(batch), images - 1)
             count = min(batch, images - i * batch)
             with naming(path):
@@ -131,7 +131,8 @@ def sample(
 def _make(
     request: Request, asked: Batch, count: int, vae: VAE | None, tokens: bool
 ) -> dict[str, Any]:
-    """Makes the arrays of a shard, of the first images of a batch."""
+    """Generates a batch, and returns the arrays of a shard with its first `count`
+    images."""
     model = request.model
     made, info = make(asked, common_mesh(model, request.method.draft))
     images = np.asarray(made)[:count]
@@ -149,8 +150,8 @@ def _make(
 def _manifest(
     request: Request, asked: Batch, batch: int, vae: VAE | None, tokens: bool
 ) -> dict[str, Any]:
-    """Says everything that the images depend on, as JSON, and whether they have the
-    target's law."""
+    """Returns, as JSON, everything that the images depend on, and the claim whether
+    they have the target's distribution."""
     key, model, labels, method, options = request
     weights = lambda it: (
         None if it is None else f"{it.name} {fingerprint(it.config, it.params)}"
@@ -180,7 +181,8 @@ def _manifest(
 
 
 def _begin(folder: Path, manifest: dict[str, Any]) -> None:
-    """Makes the folder, or returns to it; UserError if anything else is in it."""
+    """Makes the folder with its manifest, or checks that it has the same manifest.
+    Raises UserError if the folder holds anything else."""
     folder.mkdir(exist_ok=True)
     file = folder / MANIFEST
     if not file.exists() and any(
@@ -201,8 +203,8 @@ def _begin(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def finish(folder: Path, npz: Path | None = None) -> dict[str, Any]:
-    """Writes the file that is asked for, if all shards are there; returns the manifest
-    with what is known now."""
+    """Returns the manifest, with the number of images made so far and whether they are
+    exact. If all shards exist, writes the file `npz`, if it is given."""
     report = json.loads((folder / MANIFEST).read_text())
     there = list(read(folder, "finite", "truncated"))
     gathered = lambda name: np.concatenate([[], *(shard[name] for shard in there)])
@@ -228,16 +230,16 @@ def finish(folder: Path, npz: Path | None = None) -> dict[str, Any]:
 
 
 def read(folder: Path, *names: str) -> Iterator[dict[str, np.ndarray]]:
-    """Yields these arrays of each shard that is there, in order: arr_0 uint8 [k, H, W,
-    C], labels [k], ..."""
+    """Yields the arrays `names` of each existing shard, in the order of the shards. A
+    shard with k images has arr_0, uint8 [k, H, W, C], labels [k] and others."""
     for path in sorted((folder / "shards").glob("[0-9]*.npz")):
         with np.load(path) as arrays:
             yield {name: arrays[name] for name in names}
 
 
 def _write_npz(folder: Path, path: Path, images: int) -> None:
-    """Writes arr_0, uint8 [N, H, W, C], in the order of the images; one shard is held
-    at a time."""
+    """Writes arr_0, uint8 [N, H, W, C], in the order of the images. Only one shard at a
+    time is in memory."""
     shape = (images, *next(read(folder, "arr_0"))["arr_0"].shape[1:])
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     with (

@@ -1,2 +1,2 @@
-"""Training: resumable runs, the optimiser, and the objectives of image and text
-models."""
+"""Training: runs that can be resumed, the optimiser, and the objectives of image and
+text models."""

@@ -1,5 +1,5 @@
-"""The settings of a training run, as frozen dataclasses: changed by name, and written
-as JSON."""
+"""The settings of a training run, as frozen dataclasses. Settings can be changed by
+name and are written as JSON."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ DATA = {"glyphs": Glyphs, "words": Words, "folder": Folder, "text": Texts}
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """The settings that every training run has. Those of a causal image model and of a
-    language model have no others; `model` decides what they learn.
+    """The settings that every training run has. Runs of causal image models and of
+    language models have no other settings; `model` decides what they learn.
 
     model: the configuration of the network.
     data: the data set.
-    steps: batches that the run takes.
-    batch: images, or rows of text, per step.
-    accumulate: batches whose mean gradient makes one step of the optimiser.
-    seed: of everything random.
-    learning_rate: of AdamW, after warm-up.
-    warmup: steps of linear warm-up.
-    decay: the learning rate falls along a cosine over this many last steps; 0 keeps it
-        constant.
-    weight_decay: acts on matrices and embeddings only, and not on a head.
-    clip: largest global norm of a gradient.
-    ema: decay of the averaged weights, or (1 + step) / (10 + step) while that is
-        smaller.
-    dtype: of the activations, float32 or bfloat16.
-    log_every: steps per line of the log.
-    checkpoint_every: steps between checkpoints.
+    steps: the number of steps, each of which takes one batch.
+    batch: the number of images, or of rows of text, per step.
+    accumulate: the number of batches whose mean gradient makes one step of the
+        optimiser.
+    seed: the seed of all random numbers.
+    learning_rate: the learning rate of AdamW after warm-up.
+    warmup: the number of steps of linear warm-up.
+    decay: the number of last steps over which the learning rate falls along a cosine; 0
+        keeps the rate constant.
+    weight_decay: the weight decay of matrices and embeddings; it does not act on a
+        head.
+    clip: the largest global norm of a gradient.
+    ema: the decay of the averaged weights. While (1 + step) / (10 + step) is smaller,
+        that is the decay.
+    dtype: the type of the activations, float32 or bfloat16.
+    log_every: the number of steps per line of the log.
+    checkpoint_every: the number of steps between checkpoints.
     """
 
     model: Any
@@ -70,26 +72,29 @@ class RunConfig:
 class TrainConfig(RunConfig):
     """The settings of a run that trains a MAR image model.
 
-    copies: noise levels per token and step, MAR's diffusion batch multiplier.
-    least_mask_ratio: the mask ratio is a normal with mean 1, truncated to
-        [least_mask_ratio, 1]. In MAR's training at most 30 % of the tokens are known; a
-        small model does not extrapolate to fuller contexts.
-    mask_ratio_deviation: the standard deviation of that normal, 0.25 in MAR's.
-    focus: share of the noise levels that are drawn where it is decided which of several
-        things a token shows.
-    max_weight: at high noise the squared error of eps hardly depends on the token, so
-        it counts as much as that of the velocity would, 1 / alpha_bar times, up to
-        this; 1 is MAR's objective.
-    hint: weight of a second loss, on what the backbone knows: the cross-entropy of the
-        letter that a token shows, read from z by a fixed random matrix. For pictures of
-        words, which come with their letters.
-    settle: so many first steps show five eighths of the tokens each, from which a small
-        model learns soonest how tokens depend on one another.
-    on_grid: positions begin as a row's vector plus a column's and the encoder's blocks
-        as the identity, in place of MAR's random values, from which small models hardly
-        learn which tokens belong together.
-    buckets: number of ranges of the number of known tokens; the step is compiled once
-        for each.
+    copies: the number of noise levels per token and step, which is MAR's diffusion
+        batch multiplier.
+    least_mask_ratio: the lower end of the mask ratio, which is drawn from a normal with
+        mean 1, truncated to [least_mask_ratio, 1]. In MAR's training at most 30 % of
+        the tokens are known, but a small model does not extrapolate from such contexts
+        to fuller ones.
+    mask_ratio_deviation: the standard deviation of that normal; MAR's is 0.25.
+    focus: the share of the noise levels that are drawn where it is decided which of
+        several possible contents a token has.
+    max_weight: the largest weight of the squared error of eps. At high noise this error
+        hardly depends on the token, so it is weighted by 1 / alpha_bar, which turns it
+        into the squared error of the velocity, or by max_weight if that is smaller. 1
+        is MAR's objective.
+    hint: the weight of a second loss, which trains the backbone directly: the
+        cross-entropy of the letter that a token shows, read from z by a fixed random
+        matrix. It needs pictures of words, which come with their letters.
+    settle: the number of first steps that show exactly five eighths of the tokens. A
+        small model learns fastest from these how tokens depend on one another.
+    on_grid: whether each position begins as a vector of its row plus a vector of its
+        column, and the encoder's blocks begin as the identity. From MAR's random values
+        small models hardly learn which tokens belong together.
+    buckets: the number of ranges into which the number of known tokens is divided; the
+        step is compiled once for each range.
     """
 
     model: MARConfig
@@ -107,11 +112,11 @@ class TrainConfig(RunConfig):
 @dataclasses.dataclass(frozen=True)
 class HeadTrainConfig(RunConfig):
     """The settings of a run that trains a head to draft from its target's states, on
-    rows of `data.length` ids. What it has of the target, it takes from there: `model`
-    says how many ids it has of its own, and which layers' states it reads.
+    rows of `data.length` ids. The target determines the sizes of the head. `model` says
+    how many ids the head has, and which layers' states it reads.
 
-    fed_back: how often its own states are fed back in a step of training, each time one
-        token further.
+    fed_back: how many times a step of training feeds the head's own states back to it,
+        each time to draft one token further.
     """
 
     model: EagleConfig
@@ -120,8 +125,8 @@ class HeadTrainConfig(RunConfig):
 
 
 def with_settings(config: Any, settings: Iterable[str]) -> Any:
-    """Returns the configuration with fields changed by texts such as `steps=2000`,
-    `model.encoder_width=64` or `data.fonts=cmr10,cmss10`."""
+    """Returns the configuration with some fields changed. Each setting is a text such
+    as `steps=2000`, `model.encoder_width=64` or `data.fonts=cmr10,cmss10`."""
     parts = {"": config, "model": config.model, "data": config.data}
     known = {
         f"{part}.{field.name}".lstrip("."): getattr(of, field.name)
@@ -152,15 +157,15 @@ def with_settings(config: Any, settings: Iterable[str]) -> Any:
 
 
 def _read(text: str, current: Any) -> Any:
-    """Reads a text as a value of the kind that the field has now."""
+    """Reads a text as a value of the same type as the field's current value."""
     if isinstance(current, bool):
         return {"true": True, "false": False}[text.lower()]
     return tuple(text.split(",")) if isinstance(current, tuple) else type(current)(text)
 
 
 def in_steps(config: Any, steps: int) -> Any:
-    """Returns the configuration with another number of steps, and its phases in
-    proportion."""
+    """Returns the configuration with another number of steps. Warm-up, decay and settle
+    change in proportion."""
     known = (name for name in ("warmup", "decay", "settle") if hasattr(config, name))
     phases = {name: getattr(config, name) * steps // config.steps for name in known}
     return dataclasses.replace(config, steps=steps, **phases)
@@ -173,8 +178,8 @@ def to_json(config: RunConfig) -> dict[str, Any]:
 
 
 def data_from_json(values: Mapping[str, Any]) -> Any:
-    """Returns the data set in the settings of a run, given as JSON. What it no longer
-    has is left out."""
+    """Returns the data set of a run's settings, given as a JSON object. Fields that the
+    data set no longer has are ignored."""
     kind = DATA[values["data_kind"]]
     fields = {field.name for field in dataclasses.fields(kind)} & values["data"].keys()
     given = {name: values["data"][name] for name in fields}

@@ -19,7 +19,8 @@ from cspd_jax.training.data.words import Words
 
 _but = dataclasses.replace
 
-# Models of 4x4 pixel patches; those of MAR are sampled with evenly spaced timesteps.
+# Models of 4x4 pixel patches. The MAR models among them are sampled with evenly spaced
+# timesteps.
 _PIXELS: dict[str, Any] = {
     "seq_len": 64,
     "token_dim": 16,
@@ -80,7 +81,7 @@ _CAUSAL = RunConfig(
     decay=2_400,
 )
 
-# A token is the cell of a letter.
+# In pictures of words a token is the cell of one letter.
 _OF_WORDS: dict[str, Any] = {"num_classes": 8, "token_dim": 64, "patch_size": 8}
 
 _WORDS = _but(
@@ -102,8 +103,8 @@ _WORDS = _but(
 )
 _WORDS_DRAFT = _but(_WORDS, model=_but(_SMALLER, **_OF_WORDS, encoder_depth=1))
 
-# Llamas over bytes. Deep and narrow: on a CPU the cost of a forward pass for one token
-# is proportional to its operations.
+# Llama models over bytes. They are deep and narrow. This costs no time on a CPU, where
+# the time of a forward pass for one token is proportional to its operations.
 _BYTES = LMConfig(
     family="llama",
     vocab_size=CAUSAL_SIZE,
@@ -119,8 +120,8 @@ _BYTES = LMConfig(
     bos_ids=(END_OF_TEXT,),
     eos_ids=(END_OF_TEXT,),
 )
-# A masked-diffusion model of the same shape, as long as its rows, which can start from
-# its weights.
+# A masked-diffusion model with the sizes of the causal one, from whose weights it can
+# start. Its longest text is a row of the data.
 _MASKED_BYTES = _but(
     _BYTES,
     family="dream",
@@ -170,7 +171,7 @@ PRESETS: dict[str, RunConfig] = {
         learning_rate=3e-3,
     ),
     "words": _WORDS,
-    # For `train --init` with a model of the preset before.
+    # For `train --init` with a model of the preset "words".
     "words-longer": _but(
         _WORDS, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1
     ),
@@ -196,8 +197,8 @@ PRESETS: dict[str, RunConfig] = {
         decay=4_800,
     ),
     "text-target": _TEXT,
-    # For `train --init` with a target trained on short rows: attention does not
-    # extrapolate to longer ones.
+    # For `train --init` with a target trained on short rows. Without this run its
+    # attention would not extrapolate to longer rows.
     "text-target-long": _but(
         _TEXT, **_LONG, batch=2, learning_rate=6e-4, warmup=20, decay=380
     ),
@@ -208,11 +209,11 @@ PRESETS: dict[str, RunConfig] = {
     ),
     # For `train --init` with a causal target.
     "masked-text": _MASKED,
-    # For `train --init` with a model of the preset before.
+    # For `train --init` with a model of the preset "masked-text".
     "masked-text-longer": _but(
         _MASKED, steps=16_000, learning_rate=2.5e-3, decay=13_000, seed=1
     ),
-    # For `distill --states`; the model is made for the target.
+    # For `distill --states`, which replaces the model by one that fits the target.
     "text-states": HeadTrainConfig(
         model=EagleConfig(_BYTES, (0,), _BYTES.width, _BYTES.vocab_size),
         data=Texts(192),
@@ -229,12 +230,13 @@ PRESETS: dict[str, RunConfig] = {
     ),
 }
 
-_MOST_SIDE = 64  # pixels of an image of a folder
+_MOST_SIDE = 64  # the most pixels along a side of a folder's images
 
 
 def of_folder(root: str) -> TrainConfig:
-    """Returns a small model of the pictures in a folder: of the first one's size up to
-    64 x 64, in at most 64 tokens."""
+    """Returns the settings of a run that trains a small model on the pictures in a
+    folder. The side of the images is the shorter side of the first picture, at most 64
+    pixels, rounded down to whole tokens. An image has at most 64 tokens."""
     names, files = list_images(root)
     with Image.open(files[0][0]) as first:
         side = min(*first.size, _MOST_SIDE)
@@ -250,7 +252,8 @@ def of_folder(root: str) -> TrainConfig:
 
 
 def draft_of(target: MARConfig, data: Any) -> TrainConfig:
-    """Returns a small model that makes the target's tokens, and learns on `data`."""
+    """Returns the settings of a run that trains a small draft model on `data`. The
+    draft generates the same kind of tokens as the target."""
     names = (
         "seq_len",
         "token_dim",

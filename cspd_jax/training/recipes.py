@@ -1,5 +1,5 @@
-"""Whole runs as functions: models from data, drafts from a target, heads from a
-target's states."""
+"""Whole training runs as functions. `train` trains a model on data or a draft model on
+a target, and `distill_head` trains a head on a target's states."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from cspd_jax.training.run import (
 from cspd_jax.training.text import objective, rows, states
 
 Array = jax.Array
-_HELD_OUT_ONE_IN = 16  # prompts
-_MEASURED = 64  # prompts
+_HELD_OUT_ONE_IN = 16  # of this many prompts, one is held out from training
+_MEASURED = 64  # the most held-out prompts on which acceptance is measured
 _LEARNING: dict[type, Any] = {MARConfig: mar, SphereConfig: flow, LMConfig: objective}
 
 
@@ -54,14 +54,18 @@ def train(
     samples: int = 4096,
     mesh: Mesh | None = None,
 ) -> dict[str, Any]:
-    """Trains an image model or a language model in the folder `out`; returns a report.
+    """Trains an image model or a language model in the folder `out`. Returns a report.
 
-    init: names the weights it starts from, in place of random ones.
-    target: names the model whose draft it becomes: it learns what that does, and the
-        report says how often it is accepted. Without `init` the first half of the steps
-        learn the data, as an untrained draft is too far from the target.
-    origin: whether a language model learns a target on rows of the "data", on this many
-        `samples` of the "target", or "both".
+    init: the name of the model from whose weights the run starts (default: random
+        weights).
+    target: the name of the target, if the trained model is to be its draft. The draft
+        then learns the target's distributions, and the report says how often its drafts
+        are accepted. Without `init` the first half of the steps learn the data, because
+        an untrained draft is too far from the target.
+    origin: the rows on which a language model learns a target: rows of the "data", rows
+        that the "target" generates, or "both".
+    samples: the number of rows that the target generates.
+    mesh: the devices (default: all).
     """
     is_text = isinstance(config.model, LMConfig)
     if target is not None:
@@ -103,8 +107,8 @@ def train(
 def finished(
     out: pathlib.Path, config: Any, params: Any, report: dict[str, Any], command: str
 ) -> dict[str, Any]:
-    """Writes the model of a run, in the first process and unless it is there; returns
-    the report."""
+    """Writes the model of a run, unless it is written already, and returns the report.
+    Only the first process writes."""
     extra: dict[str, Any] = {"training": to_json(config)}
     if isinstance(config.model, LMConfig):
         kind = "lm"
@@ -123,8 +127,8 @@ def finished(
 
 
 def data_first(config: Any, before: Learning, then: Learning) -> Learning:
-    """Returns how the first half of the steps learn as in `before`, on the same
-    batches."""
+    """Returns a `Learning` with the batches of `then`. The first half of the steps
+    learn as in `before`, the second half as in `then`."""
     stage = lambda number: before if number < config.steps // 2 else then
     return Learning(then.batch, lambda number, *more: stage(number).step(number, *more))
 
@@ -132,8 +136,8 @@ def data_first(config: Any, before: Learning, then: Learning) -> Learning:
 def on_rows(
     config: RunConfig, learning: Learning, own: np.ndarray, both: bool
 ) -> Learning:
-    """Returns how the same is learnt on given rows, or on these and the data in
-    turn."""
+    """Returns a `Learning` with the steps of `learning` and batches of the rows `own`
+    [N, L]. If `both` is true, batches of the data and of these rows alternate."""
 
     def batch(step: int) -> np.ndarray:
         index = step // 2 if both else step
@@ -155,12 +159,15 @@ def distill_head(
     ids: int = 8192,
     mesh: Mesh | None = None,
 ) -> dict[str, Any]:
-    """Trains a head that drafts from its target's states, on the target's answers, in
-    the folder `out`; reports how often its drafts are accepted.
+    """Trains a head in the folder `out`. The head drafts from its target's states, and
+    learns from the target's answers to prompts. Returns a report that says how often
+    the drafts are accepted.
 
     prompts: a file with one prompt per line.
-    samples: answers that are made.
-    ids: how many of the target's ids the head has, the answers' most frequent ones.
+    samples: the number of answers that the target writes.
+    ids: the number of ids that the head has. They are the ids of the target that are
+        most frequent in the answers.
+    mesh: the devices (default: all).
     """
     model = hub.load(target, of=TextModel)
     layers = model.config
@@ -216,8 +223,8 @@ def init_state(config: Any) -> TrainState:
     return first_state(config, params)
 
 
-# Fields that may differ between a causal model and the masked-diffusion model that
-# starts from its weights.
+# Fields of the configuration that may differ between a causal model and a
+# masked-diffusion model that starts from its weights.
 _CHANGED = (
     "family",
     "vocab_size",
@@ -230,13 +237,14 @@ _CHANGED = (
 
 
 def initial_params(model: Any, config: Any) -> Any:
-    """Returns the parameters that a run of `config` starts from: those of an equal
-    model or, if this one is masked with shifted predictions, of a causal one. New ids,
-    such as the mask, start as the mean of the others.
+    """Returns the parameters of `model`, from which a run starts whose network has the
+    configuration `config`.
 
-    A causal model's hidden state i - 1 predicts the token at i, as a shifted model's
-    does, so it already knows most of what the other has to learn. Dream was initialised
-    in this way.
+    The configurations must be equal, with one exception: a masked-diffusion model with
+    shifted predictions can start from a causal model. New ids, such as the mask, then
+    start as the mean of the other ids. The hidden state i - 1 of both models predicts
+    the token at i, so a causal model already knows most of what the masked-diffusion
+    model has to learn. Dream was initialised in this way.
     """
     if model.config == config:
         return model.params
@@ -273,7 +281,7 @@ def initial_params(model: Any, config: Any) -> Any:
     return params
 
 
-# What a draft has in common with its target.
+# Fields of the configuration that a draft has in common with its target.
 _SHARED: dict[type, tuple[str, ...]] = {
     LMConfig: ("vocab_size", "causal", "bos_ids", "eos_ids", "mask_ids"),
     MARConfig: (
@@ -288,7 +296,8 @@ _SHARED: dict[type, tuple[str, ...]] = {
 
 
 def check_pair(draft: Any, target: Any) -> None:
-    """Raises UserError unless the one can learn the other."""
+    """Raises UserError unless a draft with the configuration `draft` can learn the
+    target."""
     if type(draft) not in _SHARED:
         raise UserError(
             "a draft of a causal image model is trained on the data, by cspd-jax train"
@@ -304,7 +313,8 @@ def check_pair(draft: Any, target: Any) -> None:
 
 
 def check_fit(config: RunConfig) -> None:
-    """Raises UserError unless the model fits the data."""
+    """Raises UserError unless the image model has the same tokens and classes as the
+    data."""
     model = config.model
     data = config.data
     tokens = patchify(np.zeros((1, *data.shape)), model.patch_size)

@@ -1,8 +1,9 @@
-"""One loop for all that is learnt, its state, and one step of the optimiser.
+"""The training loop, which all models share; its state; and one step of the optimiser.
 
-A run is a folder with settings, checkpoints, the loss, and the model at the end. Its
-step n is a function of (its settings, n), and a checkpoint holds everything else. A run
-that was stopped and goes on therefore ends with the same bits as one that was not.
+A run is a folder with its settings, its checkpoints, its losses, and at the end the
+model. Step n of a run is a function of the settings, of n and of the state, and a
+checkpoint holds the whole state. So a run that is stopped and resumed ends with the
+same bits as a run that is not stopped.
 """
 
 from __future__ import annotations
@@ -31,28 +32,28 @@ from cspd_jax.parallel import DATA, first_alone, make_mesh, place, put
 from cspd_jax.training.config import RunConfig, to_json
 
 Array = jax.Array
-# What the seed of a run is used for.
+# The purposes for which `run_key` derives keys from the seed of a run.
 INIT = 0
 STEP = 1
 MASK = 2
 SAMPLES = 4
 MEASURE = 5
-_FINAL_RATE = 0.02  # of the highest learning rate
-_SECONDS = 30.0  # between two states of the bar where it is no terminal's
+_FINAL_RATE = 0.02  # the last learning rate, as a share of the highest one
+_SECONDS = 30.0  # between two updates of the bar if stderr is not a terminal
 
 
 def run_key(seed: int, purpose: int) -> Array:
-    """Returns the key of one purpose of a run."""
+    """Returns the key for one purpose of the run with this seed."""
     return jax.random.fold_in(seed_key(seed), purpose)
 
 
 class TrainState(NamedTuple):
-    """What a run carries from step to step, and what its checkpoints hold.
+    """The state that a run carries from step to step and writes into its checkpoints.
 
-    All randomness is derived from the seed and `step`, so no key is carried.
+    All random numbers are derived from the seed and `step`, so the state has no key.
 
-    params: the weights, a pytree; {"backbone": ..., "head": ...} for image models.
-    ema: the running average of the weights, the same pytree.
+    params: the weights, a pytree; for image models {"backbone": ..., "head": ...}.
+    ema: the running average of the weights, a pytree with the same structure.
     optimizer: the state of the optax optimiser.
     step: [] int32, the number of steps taken.
     """
@@ -64,10 +65,12 @@ class TrainState(NamedTuple):
 
 
 class Learning(NamedTuple):
-    """What a run learns from and how.
+    """The batches that a run learns from, and the step that learns from a batch.
 
-    batch: step -> a pytree of arrays [B, ...] on the host.
-    step: (step, state, batch) -> (the state after it, the loss).
+    batch: a function of the step's number. It returns a pytree of arrays [B, ...] on
+        the host.
+    step: a function of (the step's number, state, batch). It returns the next state and
+        the loss.
     """
 
     batch: Callable[[int], Any]
@@ -89,9 +92,10 @@ def descend(
     state: TrainState,
     *inputs: Any,
 ) -> tuple[TrainState, Array]:
-    """Takes one step down the gradient of a loss; compiled once for each.
+    """Takes one optimiser step that lowers a loss. It is compiled once for each loss.
 
-    loss: (params, the key of the step, *inputs) -> (what is minimised, what is logged).
+    loss: a function of (params, the key of the step, *inputs). It returns the value to
+        minimise and the value to log.
     """
     key = jax.random.fold_in(run_key(config.seed, STEP), state.step)
     gradient, logged = jax.grad(loss, has_aux=True)(state.params, key, *inputs)
@@ -99,7 +103,8 @@ def descend(
         gradient, state.optimizer, state.params
     )
     params = optax.apply_updates(state.params, updates)
-    # A young average has a shorter memory; it moves when the weights do.
+    # In the first steps the average has a shorter memory. It changes only in steps that
+    # change the weights.
     number = state.step // config.accumulate
     decay = jnp.minimum(config.ema, (1.0 + number) / (10.0 + number))
     share = jnp.where((state.step + 1) % config.accumulate == 0, 1 - decay, 0)
@@ -108,7 +113,8 @@ def descend(
 
 
 def optimizer(config: RunConfig) -> optax.GradientTransformation:
-    """Returns AdamW on clipped gradients, each the mean of `accumulate` batches'."""
+    """Returns AdamW on clipped gradients. Each gradient is the mean over `accumulate`
+    batches."""
     rate = learning_rate(config)
     adam = optax.adamw(
         lambda count: rate(count * config.accumulate),
@@ -124,8 +130,8 @@ def optimizer(config: RunConfig) -> optax.GradientTransformation:
 
 
 def learning_rate(config: RunConfig) -> optax.Schedule:
-    """Returns a rate that rises in a line, stays, and falls along a cosine over the
-    last `decay` steps."""
+    """Returns a schedule in which the learning rate rises linearly, stays constant, and
+    falls along a cosine over the last `decay` steps."""
 
     def rate(step):
         rising = jnp.minimum(1.0, (step + 1) / max(1, config.warmup))
@@ -139,8 +145,8 @@ def learning_rate(config: RunConfig) -> optax.Schedule:
 
 
 def decayed(params: dict) -> dict:
-    """Says which leaves weight decay applies to: as in MAR, nothing in the head, no
-    biases and no norms."""
+    """Returns a pytree of booleans that are true for the leaves that weight decay
+    applies to. As in MAR, it applies to no leaf of the head, no bias and no norm."""
     return {
         part: jax.tree.map(
             lambda leaf, decays=part != "head": decays and leaf.ndim > 1, leaves
@@ -150,14 +156,15 @@ def decayed(params: dict) -> dict:
 
 
 def all_devices() -> Mesh:
-    """Returns the mesh of all devices along the data axis."""
+    """Returns the mesh that has all devices along its data axis."""
     return make_mesh({DATA: len(jax.devices())})
 
 
 def begin(out: pathlib.Path, config: RunConfig, **begun: Any) -> None:
-    """Makes the folder of a run and writes its settings there, or finds the same ones.
+    """Makes the folder of a run and writes its settings into it. If the folder has
+    settings already, raises UserError unless they are the same.
 
-    begun: what else the run begins with, such as the name of its target.
+    begun: further values that define the run, such as the name of its target.
     """
     settings = json.loads(json.dumps({**to_json(config), "begun_with": begun}))
     path = out / "config.json"
@@ -182,17 +189,17 @@ def run(
     learning: Learning,
     mesh: Mesh | None = None,
 ) -> TrainState:
-    """Trains in the folder `out`, from its newest checkpoint if there is one; returns
-    the last state.
+    """Trains in the folder `out` and returns the last state. If the folder has
+    checkpoints, training goes on from the newest one.
 
-    Ctrl-C and SIGTERM take effect after a step, when it is saved. Of several processes
-    the first one writes.
+    Ctrl-C and SIGTERM take effect at the end of a step, after its state is saved. If
+    there are several processes, the first one writes.
 
-    first: the state that a new run starts from.
-    learning: what it learns from and how.
-    mesh: the devices (default: all). Parameters are cut along its model axis, batches
-        along its data axis. It is no part of what defines a run, which can go on with
-        other devices.
+    first: the state from which a new run starts.
+    learning: the batches and the step.
+    mesh: the devices (default: all). Parameters are divided along the model axis of the
+        mesh, and batches along its data axis. The mesh does not define the run, so a
+        run can be resumed on other devices.
     """
     mesh = mesh or all_devices()
     rows = NamedSharding(mesh, PartitionSpec(DATA))
@@ -223,7 +230,7 @@ def run(
         while step < config.steps and not signals:
             state, loss = learning.step(step, state, spread(batch))
             state = jax.device_put(state, placed)
-            # While the devices compute.
+            # The next batch is made while the devices compute.
             step, batch = (
                 step + 1,
                 learning.batch(step + 1),
@@ -245,10 +252,12 @@ def run(
 
 @contextlib.contextmanager
 def held_back() -> Iterator[list[int]]:
-    """Holds Ctrl-C and SIGTERM back until the block ends, and lists those that came.
+    """Holds Ctrl-C and SIGTERM back until the block ends. Yields a list, to which each
+    signal is added when it comes.
 
-    What is ignored, as Ctrl-C is in the background of a shell, stays ignored. Several
-    processes would not stop at the same step, so there nothing is held back.
+    A signal that is ignored stays ignored, such as Ctrl-C in the background of a shell.
+    If there are several processes, no signal is held back, because the processes would
+    not stop at the same step.
     """
     came: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM) if jax.process_count() == 1 else ()
@@ -269,9 +278,12 @@ def held_back() -> Iterator[list[int]]:
 
 
 class Log:
-    """Writes `metrics.jsonl`, a line with the mean loss of the steps since the line
-    before it, and shows a bar. Lines after `step`, left by a run that went on after its
-    last checkpoint, are removed."""
+    """Writes losses into `metrics.jsonl` and shows a bar.
+
+    Each line of the file has the mean loss of the steps since the line before it. The
+    run may have gone on after its last checkpoint, which was made at `step`. Lines for
+    steps after that one are removed, because these steps are taken again.
+    """
 
     def __init__(self, out: pathlib.Path, config: RunConfig, step: int):
         self._path = out / "metrics.jsonl"
@@ -298,7 +310,8 @@ class Log:
         self.close = self._bar.close
 
     def add(self, step: int, loss: Array) -> None:
-        """Takes note of the loss of one step, and writes a line if it is time."""
+        """Records the loss of one step. Writes a line if `log_every` steps have passed
+        or the run ends."""
         self._pending.append(jax.block_until_ready(loss))
         self._bar.update()
         if step % self._config.log_every == 0 or step == self._config.steps:

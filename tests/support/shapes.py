@@ -1,9 +1,9 @@
 """Checks the shapes that docstrings of the package promise, while the tests run.
 
-A line such as `x: [R, d] the states` in the docstring of a record or a function says the
-shape of a field or an argument. Symbols mean one number within a record or a call. A
-dimension may be a number, a symbol (B, d, max_len, B'), a sum (T + 1), a product (S D,
-2R) or a choice (B or 1); an ellipsis stands for any dimensions. Values that are no
+A line such as `x: [R, d] the states` in the docstring of a record or a function says
+the shape of a field or an argument. Symbols mean one number within a record or a call.
+A dimension may be a number, a symbol (B, d, max_len, B'), a sum (T + 1), a product (S
+D, 2R) or a choice (B or 1); an ellipsis stands for any dimensions. Values that are no
 arrays are not looked at; of a pytree every array has the shape.
 
 Records are checked where the package makes them by name: what `jax.tree.map` or `vmap`

@@ -1,2 +1,2 @@
-"""Measures how good images are: FID and its relatives, equality of two samples,
-words."""
+"""Measures how good images are: by FID and related scores, by tests whether two samples
+have the same distribution, and by the share of right words."""

@@ -1,5 +1,5 @@
-"""A small convolutional classifier: it tells which class an image shows, and its
-features compare images."""
+"""A small convolutional classifier. It predicts the class of an image, and its features
+are used to compare images."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ _TOGETHER = 256
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierConfig:
-    """Says how a classifier is trained: by Adam, with a learning rate that falls to
-    zero along a cosine.
+    """The settings of a classifier and of its training by Adam. The learning rate falls
+    to zero along a cosine.
 
-    width: channels of the first convolution; the next two have twice as many.
-    features: width of the last hidden layer.
+    steps: the number of steps.
+    batch: the number of images per step.
+    learning_rate: the first learning rate.
+    width: the number of channels of the first convolution; the next two have twice as
+        many.
+    features: the width of the last hidden layer.
+    seed: the seed of the first parameters and of the batches.
     """
 
     steps: int = 250
@@ -37,8 +42,8 @@ class ClassifierConfig:
 
 
 class Network(nn.Module):
-    """Maps images [B, H, W, C] to logits [B, classes] and features [B, features] (the
-    layer before)."""
+    """The network, which maps images [B, H, W, C] to logits [B, classes] and features
+    [B, features]. The features are the last hidden layer."""
 
     classes: int
     config: ClassifierConfig
@@ -54,7 +59,7 @@ class Network(nn.Module):
 
 
 class Classifier(NamedTuple):
-    """Holds a trained classifier: its Flax module and its parameters."""
+    """A trained classifier: its Flax module and its parameters."""
 
     network: Network
     params: Any
@@ -82,8 +87,8 @@ _apply = jax.jit(
 
 
 def train(source: Source, config: ClassifierConfig) -> Classifier:
-    """Trains on batches of the `train` split; the result depends only on the data set
-    and `config`."""
+    """Trains a classifier on batches of the `train` split. The result depends only on
+    the data set and `config`."""
     network = Network(len(source.class_names), config)
     optimizer = optax.adam(
         optax.cosine_decay_schedule(config.learning_rate, config.steps)

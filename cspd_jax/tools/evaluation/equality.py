@@ -1,7 +1,7 @@
-"""Tests whether two samples have one distribution. Every p-value holds at the samples'
-own size: under equality p <= a has probability at most a.
+"""Tests whether two samples have the same distribution. Every p-value is valid for
+samples of any size: if the distributions are equal, p <= a has probability at most a.
 
-Equality is refuted where p <= FALSE_ALARM.
+Equality is rejected if p <= FALSE_ALARM.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections.abc import Callable
 import numpy as np
 
 FALSE_ALARM = 1e-4
-_COMPONENTS = 32  # principal ones, that the classifier sees
+_COMPONENTS = 32  # principal components that the classifier sees
 
 
 def p_values(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Tests x, y [N, F], whose classes are `labels` [N] in both; returns p-values and
-    the largest z score."""
+    """Tests samples x, y [N, F], which have the same classes `labels` [N]. Returns the
+    p-value of each test by name, and the largest z score."""
     return {"largest_z": _largest_z(x, y)[0]} | {
         name: test(x, y, labels) for name, test in TESTS.items()
     }
 
 
 def by_moments(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """Tests the largest standardised difference of first and second moments, by
-    Bonferroni."""
+    """Returns the p-value of the largest standardised difference between the first and
+    second moments of x and y, with Bonferroni's correction."""
     z, tried = _largest_z(x, y)
     return min(1.0, tried * math.erfc(z / math.sqrt(2)))
 
 
 def by_classifier(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """Fits least squares on squares and products of principal components, tested on
-    held-out halves."""
+    """Returns the p-value of `classifier_p_value` on the principal components of x and
+    y."""
     both = np.concatenate([x, y]).astype(np.float64)
     centred = both - both.mean(0)
-    # Wide: the smaller matrix is that of the rows.
+    # If there are more features than rows, the Gram matrix of the rows is smaller.
     wide = centred.shape[0] < centred.shape[1]
     squares, axes = np.linalg.eigh(centred @ centred.T if wide else centred.T @ centred)
     axes = axes[:, -_COMPONENTS:]
@@ -52,8 +52,8 @@ TESTS = {
 
 
 def _largest_z(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-    """Returns the largest z of differences of first and second moments, and how many
-    there are."""
+    """Returns the largest z score among the differences between the first and second
+    moments of x and y, and the number of these differences."""
     both = np.concatenate([x, y]).astype(np.float64)
     moments = np.concatenate([both, (both - both.mean(0)) ** 2], axis=1)
     first = moments[: len(x)]
@@ -64,10 +64,16 @@ def _largest_z(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
 
 
 def energy_p_value(x, y, strata=None, permutations: int = 9999, seed: int = 0) -> float:
-    """Tests the energy distance of x [n, d] and y [m, d], summed over `strata` [n + m]
-    (default: one), within which the labels are permuted. A permutation test is exact;
-    its p-value is never below 1 / (permutations + 1), so 9999 reach FALSE_ALARM just
-    when none is as far from equality as the truth.
+    """Returns the p-value of a permutation test of the energy distance between x [n, d]
+    and y [m, d]. The distance is summed over strata, and points are permuted within
+    their strata.
+
+    strata: [n + m] the stratum of each point of x and then of y (default: all the
+        same).
+
+    The test is exact. Its p-value is never below 1 / (permutations + 1). With 9999
+    permutations it is FALSE_ALARM if no permutation has a distance as large as the
+    samples themselves.
     """
     pooled = np.concatenate([x, y]).astype(np.float64)
     is_x = np.arange(len(pooled)) < len(x)
@@ -83,8 +89,8 @@ def energy_p_value(x, y, strata=None, permutations: int = 9999, seed: int = 0) -
 
 
 def _energies(points, n: int, permutations: int, random) -> np.ndarray:
-    """Returns energies of the first n points against the others, then of random
-    splits."""
+    """Returns [permutations + 1], the energy distance between the first n points and
+    the other points, and then the distances of random splits of the same sizes."""
     m = len(points) - n
     if not n or not m:
         return np.zeros(permutations + 1)
@@ -102,10 +108,11 @@ def _energies(points, n: int, permutations: int, random) -> np.ndarray:
 
 
 def classifier_p_value(x, y, ridge: float = 1e-3, seed: int = 0) -> float:
-    """Fits a classifier of x [n, d] against y [n, d] on half of them and tests it on
-    the other half.
+    """Fits a classifier of x [n, d] against y [n, d] on one half of the points, and
+    tests it on the other half. Returns the p-value of its share of right guesses.
 
-    Under equality each half is guessed right with probability 1/2.
+    The classifier is least squares on the features, their squares and their products.
+    If the distributions are equal, each guess is right with probability 1/2.
     """
     pooled = np.concatenate([x, y]).astype(np.float64)
     labels = np.repeat([1.0, -1.0], len(x))
@@ -129,9 +136,14 @@ def classifier_p_value(x, y, ridge: float = 1e-3, seed: int = 0) -> float:
 def permuted_p_value(
     statistic: Callable, strata: np.ndarray, n: int, permutations=9999, seed=0
 ) -> float:
-    """Tests a statistic of signs [P, 2 n]: 1 for the first n of the pooled points and
-    -1 for the others, permuted within `strata` [2 n]. It is never below 1 /
-    (permutations + 1)."""
+    """Returns the p-value of a permutation test with any statistic. It is never below 1
+    / (permutations + 1).
+
+    statistic: a function of signs [P, 2 n], which are 1 for points of the first sample
+        and -1 for points of the second. It returns [P].
+    strata: [2 n] the stratum of each point; signs are permuted within strata.
+    n: the number of points in each sample.
+    """
     signs = np.repeat(np.array([1.0, -1.0], np.float32), n)
     random = np.random.default_rng(seed)
     found = []

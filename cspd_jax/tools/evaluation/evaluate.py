@@ -1,7 +1,7 @@
 """Measures FID, sFID, the Inception score, precision and recall of images on disk.
 
-They are a folder of cspd-jax sample, an .npz file with an array arr_0, or a folder of
-PNG or JPEG files.
+The images are a folder of cspd-jax sample, an .npz file with an array arr_0, or a
+folder of PNG or JPEG files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--inception",
         required=True,
         metavar="W",
-        help="what convert made of pytorch-fid's weights",
+        help="the folder that convert made of pytorch-fid's weights",
     )
     add(
         "--resize",

@@ -1,5 +1,5 @@
-"""Sets of 8-bit images on disk, the Inception network of FID, and the features that it
-finds in them."""
+"""Sets of 8-bit images on disk, the Inception network of FID, and the features that the
+network computes from the images."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ from cspd_jax.training.data.folder import eight_bits
 
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
-    """Holds uint8 images [count, *shape] in a fixed order, which `each` yields one by
-    one."""
+    """A set of uint8 images in a fixed order.
+
+    path: the file or folder of the images.
+    count: the number of images.
+    shape: the shape of an image.
+    each: returns an iterator over the images.
+    """
 
     path: Path
     count: int
@@ -39,15 +44,15 @@ class ImageSet:
     each: Callable[[], Iterator[np.ndarray]]
 
     def batches(self, size: int) -> Iterator[np.ndarray]:
-        """Yields batches of `size` images, the last one smaller."""
+        """Yields batches of `size` images. The last batch may be smaller."""
         images = self.each()
         while some := list(itertools.islice(images, size)):
             yield np.stack(some)
 
 
 def open_images(path: str | os.PathLike) -> ImageSet:
-    """Opens an .npz file with arr_0, a folder of `cspd-jax sample`, or one of PNG or
-    JPEG files."""
+    """Opens an .npz file with an array arr_0, a folder of `cspd-jax sample`, or a
+    folder of PNG or JPEG files."""
     path = Path(path)
     if path.suffix == ".npz" and path.is_file():
         with _opened(path) as (_, (count, *shape), dtype):
@@ -83,8 +88,8 @@ def open_images(path: str | os.PathLike) -> ImageSet:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, tuple[int, ...], np.dtype]]:
-    """Yields arr_0 of an .npz file, of which one image is read at a time, with its
-    shape and type."""
+    """Yields the open array arr_0 of an .npz file, with its shape and type. It can be
+    read one image at a time."""
     with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as member:
         np.lib.format.read_magic(member)
         shape, _, dtype = np.lib.format.read_array_header_1_0(member)
@@ -103,8 +108,8 @@ def _picture(file: Path) -> np.ndarray:
 
 
 class FeatureNetwork(NamedTuple):
-    """Holds an Inception network with its parameters, and the SHA-256 of the file that
-    they come from."""
+    """An Inception network: its configuration, its parameters, and the SHA-256 of the
+    file that the parameters come from."""
 
     config: InceptionConfig
     params: Any
@@ -112,13 +117,13 @@ class FeatureNetwork(NamedTuple):
 
     @property
     def published(self) -> bool:
-        """Says whether these are the weights that FID is defined by."""
+        """Whether the parameters are the published weights, by which FID is defined."""
         return self.sha256 == PUBLISHED_SHA256
 
 
 def load_network(path: str | os.PathLike) -> FeatureNetwork:
-    """Loads a folder that `cspd-jax convert` made of the published file, or of others
-    of its form."""
+    """Loads a folder that `cspd-jax convert` made from the published file, or from
+    another file of the same form."""
     if (kind := weights.read_description(path)["kind"]) != "inception":
         raise UserError(
             f"{path} is of kind {kind}; --inception takes the Inception network of FID"
@@ -139,9 +144,9 @@ def _apply(config: InceptionConfig, how: str, params, images) -> Any:
 def features(
     network: FeatureNetwork, images: ImageSet, batch: int, how: str = "tf1"
 ) -> Iterator[Features]:
-    """Yields the features of all images in their order, a batch at a time, as numpy
-    arrays."""
-    # The last batch is filled up, so that one program serves all.
+    """Yields the features of all images as numpy arrays, batch by batch in the order of
+    the images."""
+    # The last batch is padded, so that all batches use one compiled program.
     size = min(batch, images.count)
     with tqdm(
         total=images.count, desc=images.path.name, unit="image", disable=None

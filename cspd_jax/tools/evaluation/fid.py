@@ -1,8 +1,8 @@
-"""FID, sFID, the Inception score, precision and recall. Everything but distances of
-neighbours is float64.
+"""FID, sFID, the Inception score, precision and recall. All computations are in
+float64, except the distances between neighbours.
 
-`scipy.linalg.sqrtm` of C1 C2, which other implementations use, may come out complex or
-not at all where a covariance is singular; here all roots are of symmetric matrices.
+Other implementations compute `scipy.linalg.sqrtm` of C1 C2, which may be complex or
+fail if a covariance is singular. Here all roots are roots of symmetric matrices.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from cspd_jax.tools.evaluation.features import (
     open_images,
 )
 
-SPLIT = 5000  # images of a split of the Inception score
-NEIGHBOURS = 3  # a ball of precision and recall reaches to this one
-MOST_NEIGHBOURS = 50_000  # images whose features are kept for precision and recall
-_MOST = 2**25  # distances at once
+SPLIT = 5000  # images in a split of the Inception score
+NEIGHBOURS = 3  # number of the neighbour that a ball of precision and recall reaches
+MOST_NEIGHBOURS = 50_000  # the most images that precision and recall look at
+_MOST = 2**25  # the most distances that are computed at once
 
 
 class Gaussian(NamedTuple):
-    """Holds a mean [F] and a symmetric covariance [F, F] in float64."""
+    """A Gaussian distribution, in float64.
+
+    mean: [F] the mean.
+    covariance: [F, F] the symmetric covariance.
+    """
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -46,8 +50,8 @@ def fitted(rows: np.ndarray) -> Gaussian:
 
 
 def distance(first: Gaussian, second: Gaussian) -> float:
-    """Returns |m1 - m2|^2 + Tr(C1 + C2 - 2 (C1 C2)^(1/2)): the squared distance, as in
-    FID."""
+    """Returns |m1 - m2|^2 + Tr(C1 + C2 - 2 (C1 C2)^(1/2)), which is the squared Fréchet
+    distance of two Gaussians. FID is this number."""
     values, vectors = np.linalg.eigh(first.covariance)
     root = (vectors * np.sqrt(_nonnegative(values))) @ vectors.T
     # C1 C2 has the eigenvalues of the symmetric C1^(1/2) C2 C1^(1/2)
@@ -59,21 +63,21 @@ def distance(first: Gaussian, second: Gaussian) -> float:
 
 
 def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Returns the distance of Gaussians fitted to x [N, F] and y [M, F]; only equal N
-    and M compare."""
+    """Returns the distance of Gaussians that are fitted to x [N, F] and y [M, F]. It is
+    biased by N and M, so only distances with equal N and equal M can be compared."""
     return distance(fitted(x), fitted(y))
 
 
 def _nonnegative(values: np.ndarray) -> np.ndarray:
-    """Drops eigenvalues that are zero but for rounding, whose roots would be far from
-    zero."""
+    """Replaces eigenvalues that are zero up to rounding by 0. Their roots would be far
+    from zero."""
     least = len(values) * np.finfo(np.float64).eps * np.abs(values).max(initial=0)
     return np.where(values > least, values, 0)
 
 
 def inception_score(logits: np.ndarray, per_split: int = SPLIT) -> float:
-    """Averages exp(E KL(p(y | x) || p(y))) over splits of images in their order, as
-    ADM's evaluator does."""
+    """Returns the Inception score of logits [N, classes]: the mean of exp(E KL(p(y | x)
+    || p(y))) over splits of consecutive images, as in ADM's evaluator."""
     scores = []
     for start in range(0, len(logits), per_split):
         log_p = log_softmax(
@@ -88,13 +92,13 @@ def inception_score(logits: np.ndarray, per_split: int = SPLIT) -> float:
 def precision_recall(
     samples: np.ndarray, reference: np.ndarray, k: int = NEIGHBOURS
 ) -> tuple[int, int]:
-    """Counts the samples [N, F] within the reference's reach, and the reference [M, F]
-    within the samples'.
+    """Returns the number of samples [N, F] that are inside a ball of the reference, and
+    the number of reference rows [M, F] that are inside a ball of the samples.
 
-    Around every row lies a ball that reaches to its k-th neighbour in its set
+    Each row has a ball around it that reaches to its k-th neighbour in its own set
     (Kynkäänniemi et al., 2019).
     """
-    # Less cancellation.
+    # Both sets are centred, so that less cancels in the squared distances.
     centre = reference.mean(axis=0, dtype=np.float64).astype(np.float32)
     samples = samples - centre
     reference = reference - centre
@@ -104,8 +108,8 @@ def precision_recall(
 
 
 def radii(rows: np.ndarray, k: int) -> np.ndarray:
-    """Returns the squared distance from each row to its k-th neighbour, itself not
-    counted, [N]."""
+    """Returns [N], the squared distance from each row [N, F] to its k-th neighbour. A
+    row is not its own neighbour."""
     found = np.empty(len(rows), np.float32)
     for some in _chunks(len(rows), len(rows)):
         squares = squared_distances(rows[some], rows)
@@ -117,6 +121,8 @@ def radii(rows: np.ndarray, k: int) -> np.ndarray:
 
 
 def _within(rows: np.ndarray, others: np.ndarray, reach: np.ndarray) -> int:
+    """Returns how many of the rows [N, F] are inside a ball of the others [M, F], whose
+    squared radii are `reach` [M]."""
     chunks = _chunks(len(rows), len(others))
     return sum(
         int((squared_distances(rows[c], others) <= reach).any(axis=1).sum())
@@ -133,14 +139,21 @@ def _chunks(rows: int, columns: int) -> Iterable[slice]:
 
 
 def squared_distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns |x_i - y_j|^2 as a matrix product, [N, M]; never negative."""
+    """Returns [N, M], |x_i - y_j|^2 for x [N, F] and y [M, F], computed by a matrix
+    product and never negative."""
     squares = (x * x).sum(axis=1)[:, None] + (y * y).sum(axis=1) - 2 * (x @ y.T)
     return np.maximum(squares, 0)
 
 
 class Statistics(NamedTuple):
-    """Holds what FID knows of a set of images; `network` says by which weights and
-    --resize, or is empty."""
+    """The statistics of a set of images from which FID is computed.
+
+    pool: the Gaussian of the pooled features.
+    spatial: the Gaussian of the spatial features, for sFID; None if unknown.
+    images: the number of images; None if unknown.
+    network: the SHA-256 of the weights and the --resize that the features are made
+        with; empty if unknown.
+    """
 
     pool: Gaussian
     spatial: Gaussian | None = None
@@ -151,8 +164,9 @@ class Statistics(NamedTuple):
 def open_reference(
     path: str | os.PathLike,
 ) -> tuple[Statistics | None, ImageSet | None]:
-    """Opens images, statistics (mu, sigma, as pytorch-fid has them), or both, as ADM's
-    batches are."""
+    """Opens a reference. It is a set of images; or a file with the statistics mu and
+    sigma, as in pytorch-fid; or a file with both, like ADM's reference batches.
+    Returns (statistics, images), each None if it is missing."""
     path = Path(path)
     if not (path.is_file() and path.suffix == ".npz"):
         return None, open_images(path)
@@ -171,7 +185,8 @@ def open_reference(
 
 
 def write_statistics(path: str | os.PathLike, statistics: Statistics) -> None:
-    """Writes a file that pytorch-fid and ADM's evaluator read too."""
+    """Writes statistics into a file that pytorch-fid and ADM's evaluator can read,
+    too."""
     arrays: dict[str, Any] = dict(zip(("mu", "sigma"), statistics.pool))
     arrays |= dict(zip(("mu_s", "sigma_s"), statistics.spatial or ()))
     write_arrays(
@@ -185,7 +200,7 @@ def write_statistics(path: str | os.PathLike, statistics: Statistics) -> None:
 def look(
     images: ImageSet, network: FeatureNetwork, batch: int, how: str
 ) -> tuple[Statistics, Any]:
-    """Runs the network over all images once: what FID knows of them, and their
+    """Runs the network over all images once. Returns their statistics and their
     features."""
     parts = zip(*features(network, images, batch, how))
     found: Any = Features(*map(np.concatenate, parts))  # type: ignore[arg-type]
@@ -200,9 +215,12 @@ def evaluate(
     batch: int = 100,
     how: str = "tf1",
 ) -> tuple[dict[str, Any], Statistics]:
-    """Returns the report, and the statistics of the samples. Without `against` it has
-    the score only. What is called FID is of the published weights, and a Fréchet
-    distance of others."""
+    """Returns the report, and the statistics of the samples.
+
+    Without `against` the report has no score except the Inception score. The distance
+    is called FID if the network has the published weights, and otherwise a Fréchet
+    distance.
+    """
     stored, images = (None, None) if against is None else open_reference(against)
     if stored is not None and stored.network not in ("", f"{network.sha256} {how}"):
         raise UserError(

@@ -1,5 +1,5 @@
-"""Reads what pictures of words say: the share of right words, and tests of how frequent
-they are."""
+"""Reads pictures of words, to measure the share of right words and to test whether two
+samples have right words equally often."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ MISSPELT = -1
 
 
 class Reading(NamedTuple):
-    """Holds what N pictures say: the text of every line, and the words [N, lines] by
-    their numbers in the list of the picture's topic, or MISSPELT."""
+    """The text of N pictures.
+
+    text: for each picture, the text of every line.
+    words: [N, lines] the number of each line's word in the list of the picture's topic,
+        or MISSPELT.
+    """
 
     text: list[tuple[str, ...]]
     words: np.ndarray
 
     @property
     def right(self) -> np.ndarray:
-        """[N, lines] bool."""
+        """[N, lines] bool, whether each word is in the list of the picture's topic."""
         return self.words != MISSPELT
 
 
@@ -35,7 +39,8 @@ class Reader(NamedTuple):
     data: Words
 
     def __call__(self, images: np.ndarray, labels: np.ndarray) -> Reading:
-        """Reads uint8 images [N, H, W, 1] of the topics `labels` [N]."""
+        """Returns the text of uint8 images [N, H, W, 1] with the topics `labels`
+        [N]."""
         found = np.array(list(self.data.letters))[
             self.classify(to_cells(images))[0]
         ].reshape(-1, LINES, LINES)
@@ -51,19 +56,23 @@ class Reader(NamedTuple):
         return Reading(text, np.array(known).reshape(-1, LINES))
 
     def features(self, images: np.ndarray) -> np.ndarray:
-        """Returns the features of every cell of the images: [N cells, F]."""
+        """Returns [N cells, F], the features of every cell of the images."""
         return self.classify(to_cells(images))[1]
 
 
 def make_reader(data: Words, settings=READER) -> Reader:
-    """Trains a reader of these pictures."""
+    """Trains a classifier of cells, and returns a reader of the pictures of `data`."""
     return Reader(classifiers.train(Cells(data), settings), data)
 
 
 def as_often_right(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """The p-value of words being right equally often in two sets of pictures [N,
-    lines], both with `labels`. Pictures are permuted within the topics, so lines may
-    depend on one another."""
+    """Returns the p-value of the hypothesis that words are right equally often in two
+    sets of pictures. Whole pictures are permuted within their topics, so the lines of a
+    picture may depend on one another.
+
+    x, y: [N, lines] the words of each set, as in `Reading`.
+    labels: [N] the topics of the pictures, the same for both sets.
+    """
     right = (np.concatenate([x, y]) != MISSPELT).sum(axis=1)
     return permuted_p_value(
         lambda signs: np.abs(signs @ right), np.tile(labels, 2), len(x)

@@ -1,1 +1,1 @@
-"""Data sets: rendered glyphs, pictures of words, folders of images, text."""
+"""Data sets: rendered glyphs, pictures of words, folders of images, and text."""

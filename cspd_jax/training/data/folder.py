@@ -1,4 +1,4 @@
-"""A folder with one sub-folder of images per class."""
+"""A data set of images from a folder, which has one sub-folder per class."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 class Folder:
     """A data set of the images in a folder, decoded once and kept in memory.
 
-    root: the folder.
-    size: of the square images; the shorter side is scaled to it and the middle is kept.
-    channels: 1 (grey) or 3.
+    root: the path of the folder.
+    size: the side of the square images. A picture is scaled so that its shorter side
+        has this many pixels, and its middle is kept.
+    channels: 1 (grey) or 3 (RGB).
     held_out: one image in this many is held out from training; 0 holds out none.
     """
 
@@ -43,15 +44,15 @@ class Folder:
 
     @functools.cached_property
     def images(self) -> Batch:
-        """All images, uint8, with their labels; files that cannot be read are left
-        out."""
+        """All images, uint8 [N, size, size, channels], with their labels. Files that
+        cannot be read are left out."""
         read = []
         labels = []
         for path, label in tqdm(list_images(self.root)[1], desc="images", disable=None):
             try:
                 read.append(read_image(path, self.size, self.channels))
                 labels.append(label)
-            except (OSError, SyntaxError) as error:  # Pillow's, of damaged files
+            except (OSError, SyntaxError) as error:  # Pillow raises them for bad files
                 print(f"{path} is left out: {error}", file=sys.stderr)
         return Batch(np.stack(read), np.array(labels, np.int32))
 
@@ -69,9 +70,13 @@ class Folder:
 
 
 def list_images(root: str) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, int]]]:
-    """Returns the class names (sub-folders with images, sorted, as numbers if all are)
-    and each image file with its class; a folder without such is one class, with its own
-    name."""
+    """Returns the names of the classes, and each image file with the number of its
+    class.
+
+    Each sub-folder with images is a class. The names are sorted, by their value if all
+    are numbers. A folder without such sub-folders is a single class, which has the name
+    of the folder.
+    """
     folder = pathlib.Path(root)
     classes = [
         path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)
@@ -92,12 +97,13 @@ def list_images(root: str) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, in
 
 
 def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
-    """Returns the central square of a picture, scaled: uint8 [size, size, channels]."""
+    """Returns the scaled central square of a picture, uint8 [size, size, channels]."""
     with Image.open(path) as opened:
         picture = eight_bits(ImageOps.exif_transpose(opened)).convert(
             "L" if channels == 1 else "RGB"
         )
-    # Halving by boxes first keeps the final filter sharp.
+    # A large picture is first halved by averaging boxes. Then the last filter stays
+    # sharp.
     while min(picture.size) >= 2 * size:
         picture = picture.resize(
             (picture.width // 2, picture.height // 2), Image.Resampling.BOX
@@ -107,7 +113,8 @@ def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
 
 
 def eight_bits(picture: Image.Image) -> Image.Image:
-    """Takes the upper eight bits of grey pictures of 16, which Pillow would clip."""
+    """Reduces a grey picture with 16 bits per pixel to the upper eight bits. Pillow
+    would clip its values. Returns any other picture as it is."""
     if not picture.mode.startswith("I"):
         return picture
     return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))

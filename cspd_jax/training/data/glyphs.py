@@ -1,10 +1,11 @@
-"""Rendered digits and letters with randomly deformed outlines: an endless, seeded data
-set.
+"""An endless, seeded data set of rendered digits and letters with randomly deformed
+outlines.
 
-A glyph is stored as a signed distance field d, made once from a font that matplotlib
-ships. Sampling d at affinely and elastically displaced points and putting a soft
-threshold on d + weight gives anti-aliased pictures of any stroke weight without
-rendering a font again: thousands of images a second on one core.
+A glyph is stored as a signed distance field d, which is made once from a font that
+matplotlib ships. To draw a picture, d is sampled at points that are displaced by an
+affine and an elastic map. A soft threshold on d + weight then gives an anti-aliased
+picture of any stroke weight. No font is rendered again, so one core makes thousands of
+images a second.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ from PIL import Image, ImageDraw, ImageFont
 from cspd_jax.training.data.source import Batch, Split, generator
 
 FIELD = 64  # samples along one side of a stored distance field
-MARGIN = 12  # of which this many are outside the glyph's box, on every side
-_FINE = 8  # rendered finer than stored by this factor
-_ELASTIC_GRID = 4  # knots along one side
+MARGIN = 12  # samples between the glyph's box and the edge of the field, on every side
+_FINE = 8  # the factor by which a rendered glyph is finer than its distance field
+_ELASTIC_GRID = 4  # knots along one side of the elastic map
 
 # How much glyphs vary. Lengths are in pixels of the finished image.
-_EXTENT = 26 / 32  # of the image's side: the longer side of a glyph's box
-_ROTATION = 8.0  # the largest, in degrees
-_SHEAR = 0.1  # the largest, a tangent
+_EXTENT = 26 / 32  # the longer side of a glyph's box, as a share of the image's side
+_ROTATION = 8.0  # the largest rotation, in degrees
+_SHEAR = 0.1  # the largest shear, as a tangent
 _STRETCH = 0.08  # the largest change of a side's logarithm
-_SHIFT = 1.0  # the largest
+_SHIFT = 1.0  # the largest shift
 _ELASTIC = 0.5  # standard deviation of the displacement of the knots of a 4 x 4 grid
-_BOLD = 0.25  # the mean of what is added to the stroke's half width
-_WEIGHT = 0.35  # the largest deviation from it
+_BOLD = 0.25  # the mean number that is added to the stroke's half width
+_WEIGHT = 0.35  # the largest deviation of that number from its mean
 _CONTRAST = 0.2  # how far ink and background may be from the ends of [-1, 1]
 _GRADIENT = 0.1  # the largest difference of the background from centre to edge
-_GRAIN = 0.02  # standard deviation of noise on every pixel
+_GRAIN = 0.02  # standard deviation of the noise on every pixel
 
 
 @dataclasses.dataclass(frozen=True)
 class Glyphs:
-    """A data set of characters; classes and fonts are drawn uniformly.
+    """A data set of characters. Classes and fonts are drawn uniformly.
 
-    classes: one class per character.
-    fonts: names of the files matplotlib ships.
-    size: of the square image.
+    classes: the characters, each of which is one class.
+    fonts: the names of font files that matplotlib ships.
+    size: the side of the square images, in pixels.
     """
 
     classes: str = "0123456789"
@@ -85,8 +86,8 @@ class Glyphs:
 def _places(
     random: np.random.Generator, size: int, side: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the point of the distance field that each pixel samples: rows and columns
-    [B, side, side]."""
+    """Returns the point of the distance field that each pixel samples: its row [B,
+    side, side] and its column [B, side, side]."""
     angle = np.deg2rad(random.uniform(-_ROTATION, _ROTATION, size))
     shear = random.uniform(-_SHEAR, _SHEAR, size)
     stretch = np.exp(random.uniform(-_STRETCH, _STRETCH, (2, size)))
@@ -114,8 +115,8 @@ def _places(
 
 @functools.lru_cache(maxsize=8)
 def _smooth_interpolation(points: int, knots: int) -> np.ndarray:
-    """Returns weights [points, knots] of a smooth curve through equally spaced values
-    (rows sum to 1)."""
+    """Returns weights [points, knots] that turn values at equally spaced knots into a
+    smooth curve. Each row sums to 1."""
     distance = np.linspace(0, knots - 1, points)[:, None] - np.arange(knots)
     weights = np.exp(-0.5 * (distance / 0.6) ** 2)
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -124,8 +125,13 @@ def _smooth_interpolation(points: int, knots: int) -> np.ndarray:
 def bilinear(
     fields: np.ndarray, which: np.ndarray, rows: np.ndarray, columns: np.ndarray
 ) -> np.ndarray:
-    """Samples fields[which[b]] at (rows, columns) [B, H, W], clamped to the border: [B,
-    H, W]."""
+    """Samples the field fields[which[b]] at the points (rows, columns), each [B, H, W],
+    by bilinear interpolation. Returns [B, H, W]. Points outside are clamped to the
+    border.
+
+    fields: [N, FIELD, FIELD] the distance fields.
+    which: [B] the number of the field for each image.
+    """
     side = fields.shape[-1]
     rows = np.clip(rows, 0, side - 1.001)
     columns = np.clip(columns, 0, side - 1.001)
@@ -141,8 +147,8 @@ def bilinear(
 
 
 def _colour(random: np.random.Generator, ink: np.ndarray) -> np.ndarray:
-    """Puts bright ink (coverage [B, H, W]) on a dark background with a gentle slope, in
-    [-1, 1]."""
+    """Returns pictures [B, H, W] in [-1, 1] that have bright ink on a dark background
+    with a gentle slope. `ink` [B, H, W] is the share of each pixel that ink covers."""
     size = ink.shape[0]
     side = ink.shape[1]
     background = random.uniform(-1 + _GRAIN, -1 + _CONTRAST, (size, 1, 1))
@@ -160,19 +166,19 @@ def _colour(random: np.random.Generator, ink: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def distance_fields(characters: str, fonts: tuple[str, ...]) -> np.ndarray:
-    """Returns the distance field of each character in each font: [characters * fonts,
-    FIELD, FIELD]."""
+    """Returns [characters * fonts, FIELD, FIELD], the distance field of each character
+    in each font. The fonts of one character are adjacent."""
     return np.stack(
         [distance_field(font, character) for character in characters for font in fonts]
     )
 
 
 def distance_field(font: str, character: str) -> np.ndarray:
-    """Returns the signed distance to the glyph's outline, positive inside: [FIELD,
-    FIELD] float32.
+    """Returns [FIELD, FIELD] float32, the signed distance of each sample to the glyph's
+    outline, positive inside the glyph.
 
-    The glyph is centred; the longer side of its tight box is FIELD - 2 MARGIN samples,
-    which is also the unit of the distances. Nothing is near a blank.
+    The glyph is centred. The longer side of its tight box is FIELD - 2 MARGIN samples.
+    Distances are in samples. A blank has no outline, so all its distances are -FIELD.
     """
     from scipy.ndimage import distance_transform_edt
 
@@ -192,14 +198,14 @@ def distance_field(font: str, character: str) -> np.ndarray:
     top, left = ((FIELD * _FINE - side) // 2 for side in shape)
     fine[top : top + shape[0], left : left + shape[1]] = np.asarray(resized) > 127
     signed = distance_transform_edt(fine) - distance_transform_edt(~fine)
-    # Averaging blocks puts sample k at the centre of its block, (k + 1/2) _FINE.
+    # The mean over a block puts sample k at the block's centre, (k + 1/2) _FINE.
     coarse = signed.reshape(FIELD, _FINE, FIELD, _FINE).mean(axis=(1, 3)) / _FINE
     return coarse.astype(np.float32)
 
 
 def _rendered(font: str, character: str) -> np.ndarray:
-    """Draws a large black-and-white picture of the character in one of matplotlib's
-    fonts: bool."""
+    """Returns a large picture of the character in one of matplotlib's fonts, bool [2
+    FIELD _FINE, 2 FIELD _FINE], true where there is ink."""
     import matplotlib
 
     side = 2 * FIELD * _FINE

@@ -1,9 +1,10 @@
-"""Texts to learn from: a corpus that every user has, as rows of byte ids, and prompts
+"""Texts to learn from: a corpus that every user has, as rows of byte ids; and prompts
 from a file.
 
-The corpus is the prose of Python's standard library, with one document per module: its
-docstrings and blocks of comments, in the order of the source. It depends only on the
-running Python, and has about 3 MB. A row is a window into the stream of all documents.
+The corpus is the prose of Python's standard library. It has one document per module,
+with the module's docstrings and blocks of comments in the order of the source. It
+depends only on the running Python, and has about 3 MB. A row is a window into the
+stream of all documents.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from cspd_jax.training.data.source import Split, generator
 
 STANDARD_LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
 CORPUS = "docstrings and comments of Python's standard library"
-# Tests, generated tables, copies of other projects, and what differs between
-# installations.
+# Names of folders that are left out of the corpus: tests, generated tables, copies of
+# other projects, and packages that differ between installations.
 _LEFT_OUT = {
     "test",
     "tests",
@@ -47,8 +48,8 @@ _LEFT_OUT = {
     "site-packages",
     "_bundled",
 }
-_SHORTEST = 20  # characters; anything shorter is a label rather than prose
-_HELD_OUT_ONE_IN = 20
+_SHORTEST = 20  # characters of a passage; a shorter one is a label rather than prose
+_HELD_OUT_ONE_IN = 20  # of this many documents, one is held out from training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Texts:
     def batch(
         self, index: int, size: int, *, seed: int = 0, split: Split = "train"
     ) -> np.ndarray:
-        """Makes batch `index` of the endless sequence that belongs to (seed, split):
-        windows [size, length] that start at uniformly drawn places."""
+        """Makes batch number `index` of the endless sequence of (seed, split). It
+        consists of windows [size, length] that start at uniformly drawn places."""
         stream = self.streams[split]
         starts = generator(seed, split, index).integers(
             len(stream) - self.length + 1, size=size
@@ -71,8 +72,8 @@ class Texts:
 
     @functools.cached_property
     def streams(self) -> dict[Split, np.ndarray]:
-        """The documents of each split, [N] int16, each after an end-of-text id, and one
-        more at the end."""
+        """The documents of each split as one array of ids, [N] int16. An end-of-text id
+        stands before each document and after the last one."""
         encode = ByteTokenizer().encode
         ids: dict[Split, list[int]] = {"train": [], "held-out": []}
         for document in documents():
@@ -84,16 +85,19 @@ class Texts:
 
 
 class Document(NamedTuple):
-    """The documentation of a module: its dotted name, and its passages, separated by
-    blank lines."""
+    """The documentation of a module.
+
+    module: the dotted name of the module.
+    text: its passages, separated by blank lines.
+    """
 
     module: str
     text: str
 
     @property
     def held_out(self) -> bool:
-        """Whether it is not trained on: by a hash of its name, so the same in every
-        version of Python."""
+        """Whether the document is held out from training. A hash of the module's name
+        decides, so the choice is the same in every version of Python."""
         digest = hashlib.sha256(self.module.encode()).digest()
         return int.from_bytes(digest[:8], "big") % _HELD_OUT_ONE_IN == 0
 
@@ -101,7 +105,7 @@ class Document(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def documents(root: pathlib.Path = STANDARD_LIBRARY) -> tuple[Document, ...]:
     """Reads the documents below `root`, sorted and without repeated passages."""
-    # The words of a passage -> its first module, the passage.
+    # The words of a passage -> (the first module that has it, the passage).
     first: dict[str, tuple[str, str]] = {}
     for name, path in modules(root):
         for passage in passages(path):
@@ -128,9 +132,9 @@ def modules(root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
 
 
 def passages(path: pathlib.Path) -> list[str]:
-    """Returns docstrings and blocks of comments in the order of the source, without
-    legal notices; none if the file is not valid Python, which some are not on purpose.
-    """
+    """Returns the docstrings and blocks of comments of a file in the order of the
+    source, without legal notices. If the file is not valid Python, as some are on
+    purpose, returns an empty list."""
     try:
         with tokenize.open(path) as file:
             source = file.read()
@@ -155,8 +159,8 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yields the comments that stand on lines of their own; adjacent lines form one
-    block."""
+    """Yields (first line, text) for each block of comments. A block consists of
+    adjacent comments that stand on lines of their own."""
     own = {
         token.start[0]: token.string.lstrip("#!:")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -179,8 +183,8 @@ def read_lines(path: pathlib.Path) -> list[str]:
 
 
 def prompt_ids(model: TextModel, texts: Sequence[str]) -> list[list[int]]:
-    """Returns each text as the ids of a question to the model: in its chat template, if
-    it has one, or as it is."""
+    """Returns the ids of each text as a question to the model. If the model has a chat
+    template, the text is put into it."""
     tokenizer = load_tokenizer(model)
     if tokenizer is None:
         raise UserError(

@@ -1,10 +1,10 @@
-"""Pictures of words: an endless, seeded data set in which tokens depend strongly on one
-another.
+"""An endless, seeded data set of pictures of words, in which tokens depend strongly on
+one another.
 
-A picture is a page of lines, in each a word of the picture's topic, and every letter
-has a cell of its own. Where a cell is a token, letters that are drawn at once, each
-from its own distribution, mix words: a sampler that draws several tokens in a step
-misspells, and everybody can see it.
+A picture is a page of lines. Each line has one word of the picture's topic, and each
+letter has a cell of its own. A cell is one token of the model. If a sampler draws
+several letters of a word at once, each from its own distribution, it mixes words. So a
+sampler that draws several tokens in a step misspells, and everybody can see it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from cspd_jax.training.data.source import Batch, Split, generator
 
 TOPICS: dict[str, str] = json.loads(Path(__file__).with_name("words.json").read_text())
 BLANK = " "
-LINES = 8  # of a page, each with a word; a line has as many cells
+LINES = 8  # lines of a page, each with one word; also the cells of a line
 CELL = 8  # pixels along the side of a letter's square cell
 
-# How much the letters of different pages vary; those of one page are alike. Lengths are
-# in pixels.
+# How much letters vary from page to page. All letters of a page are drawn alike.
+# Lengths are in pixels.
 _EXTENT = 7.0  # the longer side of a letter's box
 _ZOOM = 0.02  # the largest change of the extent's logarithm
 _SHIFT = 0.2  # the largest shift of letters within their cells
-_BOLD = 0.15  # the mean of what is added to the stroke's half width
-_WEIGHT = 0.08  # the largest deviation from it
+_BOLD = 0.15  # the mean number that is added to the stroke's half width
+_WEIGHT = 0.08  # the largest deviation of that number from its mean
 _CONTRAST = 0.1  # how far ink and background may be from the ends of [-1, 1]
-_GRAIN = 0.02  # standard deviation of noise on every pixel
+_GRAIN = 0.02  # standard deviation of the noise on every pixel
 
 
 def words(topic: str) -> tuple[str, ...]:
+    """Returns the words of a topic."""
     return tuple(TOPICS[topic].split())
 
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """A data set of pages; topics, words and a page's font are drawn uniformly.
+    """A data set of pages. The topic, the words and the font of a page are drawn
+    uniformly.
 
-    topics: one class each; their words are `TOPICS`.
-    fonts: names of the files matplotlib ships.
+    topics: the topics, each of which is one class. `TOPICS` has their words.
+    fonts: the names of font files that matplotlib ships.
     """
 
     topics: tuple[str, ...] = tuple(TOPICS)
@@ -60,7 +62,7 @@ class Words:
 
     @functools.cached_property
     def letters(self) -> str:
-        """What a cell can show, blanks last."""
+        """The characters that a cell can show. The blank is the last one."""
         return (
             "".join(sorted({c for topic in self.topics for c in "".join(words(topic))}))
             + BLANK
@@ -69,7 +71,8 @@ class Words:
     def batch(
         self, index: int, size: int, *, seed: int = 0, split: Split = "train"
     ) -> Batch:
-        """Makes pages; their contents are indices of `letters`."""
+        """Makes a batch of pages. Its contents [B, LINES^2] are indices of
+        `letters`."""
         random = generator(seed, split, index)
         labels = random.integers(len(self.topics), size=size)
         which = random.integers(self._spelt.shape[1], size=(size, LINES))
@@ -82,15 +85,16 @@ class Words:
 
     @functools.cached_property
     def _spelt(self) -> np.ndarray:
-        """The words of each topic, of which all have as many: [topics, words, LINES]
-        indices of `letters`."""
+        """[topics, words, LINES] the words of each topic, spelt as indices of
+        `letters`. All topics have the same number of words."""
         spell = lambda word: [self.letters.index(c) for c in word.ljust(LINES, BLANK)]
         return np.array(
             [[spell(word) for word in words(topic)] for topic in self.topics]
         )
 
     def pictures(self, random: np.random.Generator, pages: np.ndarray) -> np.ndarray:
-        """Draws images in [-1, 1] of pages [B, LINES, LINES]."""
+        """Draws images [B, H, W, 1] in [-1, 1] of pages [B, LINES, LINES], which are
+        indices of `letters`."""
         size = len(pages)
         cells = LINES**2
         fonts = random.integers(len(self.fonts), size=size)
@@ -108,10 +112,11 @@ class Words:
             np.float32
         )
 
-        # Samples of a distance field per pixel.
+        # The number of samples of a distance field per pixel.
         unit = (FIELD - 2 * MARGIN) / extent[:, None]
         middle = np.arange(CELL, dtype=np.float32) + np.float32(0.5 - CELL / 2)
-        # Each [B, CELL].
+        # The points of the distance fields that the pixels of a cell sample: their rows
+        # and columns, each [B, CELL].
         rows, columns = (middle + shift) * unit + np.float32(FIELD / 2 - 0.5)
         each = np.repeat(np.arange(size), cells)
         which = pages.ravel() * len(self.fonts) + fonts[each]
@@ -135,8 +140,8 @@ class Words:
 
 
 class Cells:
-    """Draws single cells of pages of random letters, as a `Source` whose classes are
-    the letters."""
+    """A `Source` of single cells, whose classes are the letters. The cells are cut from
+    pages of random letters."""
 
     def __init__(self, data: Words):
         self._data = data
@@ -155,6 +160,6 @@ class Cells:
 
 
 def to_cells(images: np.ndarray) -> np.ndarray:
-    """Cuts images [B, H, W, 1] into cells [B LINES^2, CELL, CELL, 1]."""
+    """Cuts the pages [B, H, W, 1] into cells [B LINES^2, CELL, CELL, 1]."""
     cells = images.reshape(-1, LINES, CELL, LINES, CELL, 1)
     return cells.transpose(0, 1, 3, 2, 4, 5).reshape(-1, CELL, CELL, 1)

@@ -1,1 +1,1 @@
-"""Training of image models."""
+"""The training objectives of image models."""

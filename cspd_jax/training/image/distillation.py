@@ -1,17 +1,17 @@
-"""Distillation: a small draft learns the target's Gaussians on states of the target's
-own process.
+"""Distillation: a small draft model learns the target's Gaussians on states of the
+target's own process.
 
-A draft path is accepted with probability at most min(1, p(X) / q(X)), so what matters
-is how far the draft's distribution q of paths is from the target's p. Their divergence
-is a sum over the T transitions of sampling,
+A draft path X is accepted with probability at most min(1, p(X) / q(X)). So the draft's
+distribution of paths q has to be close to the target's distribution of paths p. Their
+divergence is a sum over the T transitions of sampling,
 
     KL(p || q) = sum_i E_{x ~ p} KL(p(. | x, z_p) || q(. | x, z_q)),
 
-in closed form for Gaussians. It amounts to a weighted matching of eps and of the
-variance, in which small noise levels weigh most. It is estimated at random steps i of
-the *sampling* schedule, at states x made by noising a token of the data. The squared
-difference of eps is added, because the path KL alone says little about high noise
-levels, where an untrained draft is far off.
+which has a closed form for Gaussians. To lower it is to match eps and the variance,
+with the largest weights at small noise levels. The loss estimates it at random steps i
+of the *sampling* schedule, and at states x that are made by noising a token of the
+data. The squared difference of eps is added to the loss, because the divergence of
+paths hardly depends on high noise levels, where an untrained draft is far off.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from cspd_jax.training.run import MASK, MEASURE, Learning, run_key
 
 Array = jax.Array
 
-# What the key of a step is folded with.
+# Numbers that are folded into the key of a step.
 _DRAWS = 0
 _STEPS = 1
-_IMAGES = 16  # on which acceptance is reported
+_IMAGES = 16  # images on which acceptance is measured
 
 
 def learning(config: TrainConfig, target: tuple[MARModel, Any]) -> Learning:
-    """Returns how a draft learns the target's Gaussians on contexts from the data."""
+    """Returns the `Learning` of a draft model, which learns the target's Gaussians on
+    contexts from the data."""
     teacher, target_params = target
     draft = MARModel(config.model, teacher.dtype)
     steps = sampling_schedule(config.model.respacing).num_steps
@@ -62,7 +63,8 @@ def learning(config: TrainConfig, target: tuple[MARModel, Any]) -> Learning:
         at = jax.random.randint(
             jax.random.fold_in(key, _STEPS), draws.t.shape, 0, steps
         )
-        # Each model embeds the class itself; context, states and steps are shared.
+        # Each model embeds the class itself. The context, the states and the steps are
+        # the same for both.
         inputs = (tokens, labels, draws, at, bucket)
         eps, p = gaussians(teacher, target_params, *inputs)
         draft_eps, q = gaussians(draft, params, *inputs)
@@ -81,8 +83,8 @@ def learning(config: TrainConfig, target: tuple[MARModel, Any]) -> Learning:
 
 
 def n_known(config: TrainConfig, step: int) -> int:
-    """Draws the number of tokens shown in step `step`: contexts of every length are
-    equally frequent, as in generation."""
+    """Draws the number of tokens that the step `step` shows. All lengths of contexts
+    are equally frequent, as in generation."""
     random = np.random.default_rng([MASK, config.seed, step])
     return int(random.integers(config.model.seq_len))
 
@@ -96,8 +98,8 @@ def gaussians(
     at: Array,
     bucket: Bucket,
 ) -> tuple[Array, Gaussian]:
-    """Returns eps and the transition at steps `at` [M, B, Q] of the sampling schedule,
-    for the last Q tokens: arrays [M, B, Q, C]."""
+    """Returns eps [M, B, Q, C] and the transition, whose arrays are [M, B, Q, C], for
+    the last Q tokens at steps `at` [M, B, Q] of the sampling schedule."""
     x0, z = mar.contexts(model, params, tokens, labels, draws, bucket.most)
     c, x, eps, v = mar.denoised(
         model, params, model.config.respacing, x0, z, at, draws.noise
@@ -106,8 +108,8 @@ def gaussians(
 
 
 def measure(target: ImageModel, config: TrainConfig, params: Any) -> dict[str, float]:
-    """Generates some images of the target with the draft, and measures how often it is
-    accepted."""
+    """Generates some images by the target with the draft model. Returns the share of
+    the drafts that are accepted."""
     draft = ImageModel("draft", MARModel(config.model), params)
     labels = np.arange(_IMAGES) % config.model.num_classes
     _, info = generate(

@@ -1,8 +1,8 @@
-"""Flow matching for causal models: the velocity from noise to each token, given the
-tokens before it.
+"""Flow matching for causal image models, which learn the velocity from noise to each
+token, given the tokens before it.
 
-At a time t = sigmoid(normal), x_t = (1 - t) noise + t token, the head learns token -
-noise by squared error.
+At a time t = sigmoid(normal), the head sees x_t = (1 - t) noise + t token, and learns
+the velocity token - noise by squared error.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cspd_jax.training.image.mar import LABEL_DROP, batches
 from cspd_jax.training.run import Learning, descend
 
 Array = jax.Array
-_COPIES = 2  # times per token and step
+_COPIES = 2  # times t that are drawn per token and step
 
 
 def learning(config: RunConfig) -> Learning:
-    """Returns how a causal model learns the data."""
+    """Returns the `Learning` of a causal image model, which learns the data."""
     model = SphereModel(config.model, jnp.dtype(config.dtype))
 
     def loss(params: Any, key: Array, batch: Any) -> tuple[Array, Array]:
@@ -48,13 +48,13 @@ def flow_objective(
     t: Array,
     noise: Array,
 ) -> Array:
-    """Returns the loss of a batch, the squared error of the velocity.
+    """Returns the loss of a batch [], the mean squared error of the velocity.
 
-    tokens: [B, L, C] by position.
-    labels: [B].
-    dropped: [B] bool, rows trained without their label.
-    t: [M, B, L] times of M copies.
-    noise: [M, B, L, C].
+    tokens: [B, L, C] the tokens by position.
+    labels: [B] the class of each image.
+    dropped: [B] bool, whether a row is trained without its label.
+    t: [M, B, L] the times of M copies of each token.
+    noise: [M, B, L, C] the noise of each copy.
     """
     embedding = model.embed_class(params, labels, dropped)
     z = full_forward(model.config, params["backbone"], tokens, embedding, model.dtype)

@@ -1,13 +1,13 @@
-"""MAR's training objective: denoising score matching on the masked tokens, plus the
-variance term.
+"""MAR's training objective: denoising score matching on the masked tokens, plus a term
+for the variance.
 
 For a token x_0, a timestep t and noise e, x_t = sqrt(a_t) x_0 + sqrt(1 - a_t) e and
 
     loss = |eps(x_t, t, z) - e|^2 / d
-         + KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t, z)) / (d ln 2)
+         + KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t, z)) / (d ln 2).
 
-where the gradient of the second term reaches the variance only (its mean is stopped),
-and at t = 0 it is the negative log-likelihood of x_0 on a grid of 8-bit values.
+The second term trains the variance only: no gradient passes through the mean of p. At t
+= 0 the second term is the negative log-likelihood of x_0 on a grid of 8-bit values.
 """
 
 from __future__ import annotations
@@ -41,29 +41,30 @@ from cspd_jax.training.run import MASK, Learning, TrainState, descend
 Array = jax.Array
 
 LABEL_DROP = 0.1  # share of the rows that are trained without their label
-_EVERY = str(NUM_TRAIN_STEPS)  # the schedule of training
-_FOCUS = 4  # beyond the keys that `draw` splits off
+_EVERY = str(NUM_TRAIN_STEPS)  # the schedule of training, with every timestep
+_FOCUS = 4  # folded into a step's key; `draw` splits off the keys 0 to 3
 _LAST = ["attn", "proj"], ["mlp", "fc2"]  # the last layers of a block's two parts
 
 
 class Bucket(NamedTuple):
-    """A range of numbers of known tokens that share one compiled step, both ends
-    included."""
+    """A range of the number of known tokens, from `least` to `most` inclusive, for
+    which the step is compiled once."""
 
     least: int
     most: int
 
 
 class Draws(NamedTuple):
-    """Everything random in one evaluation of the objective; M is the diffusion batch
-    multiplier.
+    """All random values in one evaluation of the objective. M is the diffusion batch
+    multiplier, and Q is the number of tokens, the last ones in reveal order, for which
+    predictions are computed.
 
-    reveal: [B, L] positions; the first n_known of them are given, the rest must be
-        predicted.
-    n_known: [], the same for all rows.
-    dropped: [B] bool, rows trained without their label.
-    t: [M, B, Q] timesteps 0..999 of the last Q tokens in reveal order.
-    noise: [M, B, Q, C] their noise.
+    reveal: [B, L] the positions in reveal order. The tokens at the first n_known
+        positions are shown, and the other tokens must be predicted.
+    n_known: [] the number of tokens shown, the same for all rows.
+    dropped: [B] bool, whether a row is trained without its label.
+    t: [M, B, Q] the timesteps 0..999 of the last Q tokens in reveal order.
+    noise: [M, B, Q, C] the noise of these tokens.
     """
 
     reveal: Array
@@ -74,8 +75,8 @@ class Draws(NamedTuple):
 
 
 def learning(config: TrainConfig) -> Learning:
-    """Returns how a model learns the data. With `config.hint` they say what its tokens
-    show."""
+    """Returns the `Learning` of a MAR model, which learns the data. If `config.hint` is
+    not 0, the batches must have `contents`."""
     model = MARModel(config.model, jnp.dtype(config.dtype))
 
     def loss(
@@ -100,7 +101,8 @@ def learning(config: TrainConfig) -> Learning:
 
 
 def batches(config: RunConfig) -> Callable[[int], Batch]:
-    """Returns step -> a batch whose images are tokens [B, L, C] by position."""
+    """Returns a function of the step's number. It returns a batch whose `images` are
+    tokens [B, L, C] by position."""
 
     def batch(step: int) -> Batch:
         found = config.data.batch(step, config.batch, seed=config.seed)
@@ -112,12 +114,16 @@ def batches(config: RunConfig) -> Callable[[int], Batch]:
 def in_buckets(
     config: TrainConfig, loss: Callable, n_known: Callable, largest: int, *given: Any
 ) -> Callable:
-    """Returns the steps of a `Learning`, compiled once for each range of numbers of
-    known tokens.
+    """Returns the step of a `Learning`. It is compiled once for each bucket, which is a
+    range of the number of known tokens.
 
-    loss: (bucket, params, the key of the step, number of tokens shown, batch, *given)
-        -> see `descend`.
-    n_known: (config, step) -> how many tokens the step shows, up to `largest`.
+    loss: a function of (bucket, params, the key of the step, the number of tokens
+        shown, batch, *given). It returns the values that `descend` wants.
+    n_known: a function of (config, step). It returns the number of tokens that the step
+        shows, which is at most `largest`.
+
+    For example, with largest = 62 and 4 buckets, the buckets are 0-15, 16-31, 32-47 and
+    48-62.
     """
     width = -(-(largest + 1) // config.buckets)
     within = functools.cache(lambda bucket: functools.partial(loss, bucket))
@@ -132,11 +138,11 @@ def in_buckets(
 
 
 def n_known(config: TrainConfig, step: int) -> int:
-    """Draws the number of tokens shown in step `step`, on the host because it selects
-    the compiled shape; at least one stays hidden.
+    """Draws the number of tokens that the step `step` shows. At least one token stays
+    hidden. The number is drawn on the host, because it selects the compiled step.
 
-    MAR's mask ratio is a normal with mean 1 and the given standard deviation, truncated
-    to [least, 1].
+    The mask ratio is drawn from a normal with mean 1 and the standard deviation
+    `mask_ratio_deviation`, truncated to [least_mask_ratio, 1].
     """
     length = config.model.seq_len
     if step < config.settle:
@@ -151,8 +157,8 @@ def n_known(config: TrainConfig, step: int) -> int:
 def draw(
     key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int
 ) -> Draws:
-    """Draws all that is random in a step on tokens of shape B, L, C, except n_known;
-    `copies` is the diffusion batch multiplier."""
+    """Draws all random values of a step, except `n_known` [], for tokens of the shape
+    [B, L, C]. `copies` is the diffusion batch multiplier M."""
     order, label, time, noise = jax.random.split(key, 4)
     batch, length, dim = shape
     rows = length - bucket.least
@@ -166,10 +172,12 @@ def draw(
 
 
 def focused(key: Array, draws: Draws, share: float) -> Draws:
-    """Moves a share of the timesteps to the levels where tokens are told apart.
+    """Draws a share of the timesteps anew, near the noise levels at which the content
+    of a token is decided.
 
-    There the logarithm of the signal-to-noise ratio lies around -1. In more noise a
-    token hardly shows which of several it will be; in less, it is decided.
+    At these levels the logarithm of the signal-to-noise ratio is around -1. With more
+    noise, x_t hardly depends on the content; with less noise, the content is already
+    decided.
     """
     if not share:
         return draws
@@ -193,12 +201,12 @@ def contexts(
     draws: Draws,
     bucket: int,
 ) -> tuple[Array, Array]:
-    """Returns the last Q tokens in reveal order, [B, Q, C], among them all unknown
-    ones, and their z [B, Q, D].
+    """Returns the last Q tokens in reveal order, [B, Q, C], and their contexts z [B, Q,
+    D]. These Q tokens include all unknown ones.
 
-    tokens: [B, L, C] by position.
-    labels: [B].
-    bucket: a static upper bound on n_known.
+    tokens: [B, L, C] the tokens by position.
+    labels: [B] the class of each image.
+    bucket: a static upper bound of n_known.
     """
     batch, length, _ = tokens.shape
     shown = length - draws.t.shape[-1]
@@ -221,11 +229,13 @@ def denoised(
     t: Array,
     noise: Array,
 ) -> tuple[Coefficients, Array, Array, Array]:
-    """Noises tokens up to steps t of a schedule; returns the steps' coefficients, x_t,
-    and the head's eps and v at given z, each [..., C].
+    """Noises tokens x0 up to the steps t of a schedule. Returns the coefficients of
+    these steps, x_t, and the head's eps and v for x_t and z. All arrays are [M, ..., C]
+    or broadcast against it.
 
-    x0 [..., C] and z [..., D] broadcast against t [M, ...]. The timestep embedding is
-    computed once for all steps, and z's once for all M copies.
+    x0 [..., C] and z [..., D] broadcast against t [M, ...]. The embedding of the
+    timesteps is computed once for all steps, and the embedding of z once for all M
+    copies.
     """
     schedule = make_schedule(respacing)
     signal = jnp.asarray(schedule.sqrt_alphas_cumprod, x0.dtype)[t][..., None]
@@ -240,7 +250,7 @@ def denoised(
 
 
 def kl_divergence(q: Gaussian, p: Gaussian) -> Array:
-    """Returns KL(q || p) per coordinate, in nats."""
+    """Returns [..., d], KL(q || p) in each coordinate, in nats."""
     ratio = q.log_var - p.log_var
     return 0.5 * (
         jnp.exp(ratio) - 1 - ratio + (q.mean - p.mean) ** 2 * jnp.exp(-p.log_var)
@@ -248,8 +258,9 @@ def kl_divergence(q: Gaussian, p: Gaussian) -> Array:
 
 
 def discretised_log_likelihood(p: Gaussian, x: Array) -> Array:
-    """Returns, per coordinate, the log mass that p puts on the 8-bit bin of x (bins
-    tile [-1, 1], open ends)."""
+    """Returns [..., d], in each coordinate the log of the probability that p gives to
+    the 8-bit bin of x. The bins tile [-1, 1], and the first and the last bin extend to
+    infinity."""
     centred = x - p.mean
     precision = jnp.exp(-0.5 * p.log_var)
     above = _normal_cdf(precision * (centred + 1 / 255))
@@ -259,14 +270,18 @@ def discretised_log_likelihood(p: Gaussian, x: Array) -> Array:
 
 
 def _normal_cdf(x: Array) -> Array:
-    """Returns the tanh approximation of improved diffusion, so that losses agree to the
-    last digits."""
+    """Returns the standard normal distribution function, by the tanh approximation of
+    improved diffusion. With the same approximation, losses agree to the last digits."""
     return 0.5 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def level_weights(max_weight: float) -> Array:
-    """Returns what the squared error of eps is multiplied by at each timestep, [1000]:
-    that of the velocity sqrt(a_t) e - sqrt(1 - a_t) x_0 is 1 / a_t of it."""
+    """Returns [1000], the weight of the squared error of eps at each timestep: 1 / a_t,
+    but at most `max_weight`.
+
+    The squared error of the velocity sqrt(a_t) e - sqrt(1 - a_t) x_0 is 1 / a_t times
+    the squared error of eps.
+    """
     schedule = make_schedule(_EVERY)
     return jnp.minimum(
         1 / jnp.asarray(schedule.sqrt_alphas_cumprod, jnp.float32) ** 2, max_weight
@@ -274,8 +289,8 @@ def level_weights(max_weight: float) -> Array:
 
 
 def mean_of_unknown(x: Array, draws: Draws) -> Array:
-    """Returns the mean of x [..., Q] over those of the last Q tokens in reveal order
-    that are unknown."""
+    """Returns the mean [] of x [..., Q] over the unknown tokens. The last axis is for
+    the last Q tokens in reveal order, which include known ones."""
     place = draws.reveal.shape[1] - x.shape[-1] + jnp.arange(x.shape[-1])
     unknown = jnp.broadcast_to((place >= draws.n_known).astype(x.dtype), x.shape)
     return jnp.sum(x * unknown) / jnp.sum(unknown)
@@ -290,10 +305,12 @@ def objective(
     bucket: int,
     max_weight: float = 1.0,
 ) -> tuple[Array, Array]:
-    """Returns the loss of a batch, and what the backbone knows: z [B, Q, D].
+    """Returns the loss of a batch [], and the contexts z [B, Q, D] that the backbone
+    computes.
 
     tokens, labels, bucket: see `contexts`.
-    max_weight: of a noise level, as `level_weights` has it; 1 is MAR's objective.
+    max_weight: the largest weight of a noise level, see `level_weights`; 1 is MAR's
+        objective.
     """
     x0, z = contexts(model, params, tokens, labels, draws, bucket)
     c, x, eps, v = denoised(model, params, _EVERY, x0, z, draws.t, draws.noise)
@@ -309,11 +326,11 @@ def objective(
 
 
 def hints(z: Array, draws: Draws, contents: Array, kinds: int) -> Array:
-    """Returns the mean cross-entropy of what unknown tokens show, as a fixed random
-    matrix reads it from z.
+    """Returns the mean cross-entropy [] of the contents of unknown tokens, which a
+    fixed random matrix predicts from z.
 
-    z: [B, Q, D] of the last Q tokens in reveal order.
-    contents: [B, L] by position, each one of `kinds`.
+    z: [B, Q, D] the contexts of the last Q tokens in reveal order.
+    contents: [B, L] the content of each token by position, from 0 to kinds - 1.
     """
     shows = jnp.take_along_axis(contents, draws.reveal, axis=1)[:, -z.shape[1] :]
     read = jax.random.normal(seed_key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
@@ -324,8 +341,9 @@ def hints(z: Array, draws: Draws, contents: Array, kinds: int) -> Array:
 
 
 def on_grid(key: Array, backbone: dict) -> dict:
-    """Returns MAR's random backbone with positions [1, buffer + L, D] that are sums of
-    a row's vector and a column's, and an encoder whose blocks change nothing yet."""
+    """Returns MAR's random backbone with other first values. The embedding of each
+    position, in tables [1, buffer + L, D], is the sum of a vector for its row and a
+    vector for its column. The blocks of the encoder are the identity."""
     side = math.isqrt(backbone["diffusion_pos_embed_learned"].shape[1])
     row, column = jnp.divmod(jnp.arange(side**2), side)
     found = dict(backbone)

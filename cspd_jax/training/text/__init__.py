@@ -1,1 +1,1 @@
-"""Training of language models."""
+"""The training objectives of language models, and the rows that they learn from."""

@@ -1,9 +1,9 @@
-"""The objectives of language models, and measures on held-out text.
+"""The training objectives of language models, and measurements on held-out text.
 
 A causal model predicts each id of a row from the ids before it. A masked-diffusion
-model sees a row in which each id was hidden with probability t ~ U(0, 1). Its
-predictions of the hidden ids are weighted by 1/t, which makes the expected loss of a
-row an upper bound on its negative log-likelihood (LLaDA).
+model sees a row in which each id is hidden with probability t ~ U(0, 1). Its
+predictions of the hidden ids are weighted by 1/t. With this weight the expected loss of
+a row is an upper bound on its negative log-likelihood (LLaDA).
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from cspd_jax.training.data.text import Texts
 from cspd_jax.training.run import Learning, descend
 
 Array = jax.Array
-_TOGETHER = 16  # rows that are measured at once
+_TOGETHER = 16  # rows per batch of a measurement
 
 
 class View(NamedTuple):
-    """What a model is shown of rows, and what it must predict.
+    """The ids that a model reads and the ids that it must predict.
 
-    seen: [B, L] int, the ids it reads.
-    wanted: [B, L] int, the ids it should predict.
-    weight: [B, L], of each prediction; the weighted sum over a row is its loss per id.
+    seen: [B, L] int, the ids that the model reads.
+    wanted: [B, L] int, the id to predict at each place.
+    weight: [B, L] the weight of each prediction. The weighted sum over a row is the
+        loss of the row per id.
     """
 
     seen: Array
@@ -40,8 +41,9 @@ class View(NamedTuple):
 
 
 def learning(config: RunConfig, target: tuple[LM, Any] | None = None) -> Learning:
-    """Returns how a model learns rows of text; with a target, to predict what that
-    predicts. The loss is in bits per id."""
+    """Returns the `Learning` of a language model, which learns rows of text. With a
+    target, the model learns the target's predictions on these rows. The loss is in bits
+    per id."""
     model = LM(config.model, jnp.dtype(config.dtype))
     teacher, target_params = target or (None, None)
 
@@ -63,7 +65,8 @@ def learning(config: RunConfig, target: tuple[LM, Any] | None = None) -> Learnin
 
 
 def view(model: LM, key: Array, rows: Array) -> View:
-    """Returns the training view of rows [B, L]; the key determines what is masked."""
+    """Returns the training view of rows [B, L]. The key decides which ids a
+    masked-diffusion model does not see."""
     if model.config.causal:
         return causal_view(rows)
     rates, hide = jax.random.split(key)
@@ -73,27 +76,31 @@ def view(model: LM, key: Array, rows: Array) -> View:
 
 
 def causal_view(rows: Array) -> View:
-    """Has every place but the last predict the next id."""
+    """Returns the view of rows [B, L] in which every place except the last predicts the
+    next id."""
     length = rows.shape[1]
     weight = jnp.where(jnp.arange(length) < length - 1, 1 / (length - 1), 0.0)
     return View(rows, jnp.roll(rows, -1, axis=1), jnp.broadcast_to(weight, rows.shape))
 
 
 def mask_rates(key: Array, count: int) -> Array:
-    """Draws `count` rates, each U(0, 1] and evenly spread together: their mean loss is
-    less noisy."""
+    """Returns [count], mask rates in (0, 1] that are evenly spaced and begin at a
+    random offset. A rate that is picked at random among them is distributed as U(0, 1].
+    Even spacing makes the mean loss of the rows less noisy."""
     return (jnp.arange(count) + 1 - jax.random.uniform(key)) / count
 
 
 def masked_view(rows: Array, rates: Array, key: Array, mask_id: int) -> View:
-    """Masks each id of row b with probability rates[b]."""
+    """Returns the view of rows [B, L] in which each id of row b is masked with
+    probability rates[b]. `rates` is [B]."""
     hidden = jax.random.uniform(key, rows.shape) < rates[:, None]
     weight = hidden / rates[:, None] / rows.shape[1]
     return View(jnp.where(hidden, mask_id, rows), rows, weight)
 
 
 def cross_entropy(view: View, logits: Array) -> Array:
-    """Returns the bits per id of the wanted ids under logits [B, L, V]."""
+    """Returns the cross-entropy [] of the wanted ids under logits [B, L, V], in bits
+    per id."""
     log_p = jnp.take_along_axis(
         jax.nn.log_softmax(logits), view.wanted[..., None], axis=-1
     )
@@ -101,13 +108,15 @@ def cross_entropy(view: View, logits: Array) -> Array:
 
 
 def divergence(view: View, target: Array, draft: Array) -> Array:
-    """Returns KL(target || draft) in bits per id, given logits [B, L, V]."""
+    """Returns KL(target || draft) [] in bits per id, for the logits [B, L, V] of the
+    target and of the draft."""
     log_p = jax.nn.log_softmax(target)
     log_q = jax.nn.log_softmax(draft)
     return _mean(view, jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1))
 
 
 def _mean(view: View, nats: Array) -> Array:
+    """Returns [], the mean loss of the rows in bits per id, from nats [B, L]."""
     return jnp.sum(view.weight * nats) / len(nats) / math.log(2)
 
 
@@ -118,15 +127,16 @@ def measure(
     target: LM | None = None,
     target_params: Any = None,
 ) -> dict[str, float]:
-    """Measures a model q on adjacent rows of held-out text, and beside a target p; an
-    incomplete last batch is left out.
+    """Measures a model q on adjacent rows of held-out text, and compares it with a
+    target p if there is one. An incomplete last batch is left out. Returns:
 
-    held_out_bits_per_byte: its loss; the few ends of texts count as bytes. Of a
-        masked-diffusion model it is an estimate of the bound, from fixed masks with
-        evenly spaced rates.
+    held_out_bits_per_byte: the loss of q, where each end of a text counts as a byte.
+        For a masked-diffusion model it is an estimate of the bound, from fixed masks
+        with evenly spaced rates.
     acceptance: sum_x min(p(x), q(x)), the probability that speculative sampling accepts
         one draft.
-    greedy: fraction of predictions with the same most likely id.
+    greedy: the share of the predictions for which p and q have the same most probable
+        id.
     divergence: KL(p || q) in bits per id.
     """
     stream = texts.streams["held-out"]

@@ -1,9 +1,8 @@
-"""Rows that a target wrote, made once and kept: continuations of the data, and answers
-to prompts.
+"""Rows that a target generates, which are made once and stored in a file: continuations
+of the data, and answers to prompts.
 
-With answers the states are kept that the target had as it wrote them, so that training
-a head on them costs no pass of the target, and of its parameters only those that make
-logits.
+Answers are stored together with the target's states. So the training of a head makes no
+pass of the target, and needs only the target's parameters that make logits.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from cspd_jax.training.data.text import Texts
 from cspd_jax.training.run import SAMPLES, run_key
 
 Array = jax.Array
-PART = 64  # rows made in one batch
+PART = 64  # rows that are generated in one batch
 PROMPT = 32  # ids from the data at the start of a continuation
-TEMPERATURE = 0.7  # of every second answer
-NONE = -1  # in place of an id, after the end of an answer
+TEMPERATURE = 0.7  # the temperature of every second answer
+NONE = -1  # stands in place of an id after the end of an answer
 
 
 class Taught(NamedTuple):
-    """Answers with what the target had in mind at each id.
+    """Answers, with the target's states at each id.
 
-    tokens: [B, L] ids: a prompt and its answer, then -1 if the answer ended before the
-        row.
-    given: [B] ids of the prompt.
+    tokens: [B, L] the ids of a prompt and its answer, and -1 after the end of the
+        answer.
+    given: [B] the number of ids in the prompt.
     total: [B, L] the logarithm of the sum over all ids of exp(logit).
     hidden: [B, L, D] the target's hidden states after its last norm, in bfloat16.
-    states: [B, L, S D] what entered the S layers asked for, in bfloat16.
+    states: [B, L, S D] the inputs of S chosen layers, side by side, in bfloat16.
     """
 
     tokens: Any
@@ -53,12 +52,12 @@ class Taught(NamedTuple):
     states: Any
 
     def rows(self, which: Any) -> Taught:
-        """Returns some of the rows."""
+        """Returns the rows with the indices `which` [N], as a `Taught` of N rows."""
         return Taught(*(array[which] for array in self))
 
     @property
     def answered(self) -> np.ndarray:
-        """The ids of all answers, one after the other."""
+        """[N] the ids of all answers, one answer after the other."""
         place = np.arange(self.tokens.shape[1])
         return self.tokens[(place >= self.given[:, None]) & (self.tokens != NONE)]
 
@@ -66,8 +65,11 @@ class Taught(NamedTuple):
 def kept(
     path: pathlib.Path, count: int, make: Callable[[int], Sequence[Any]]
 ) -> list[np.ndarray]:
-    """Returns arrays of at least `count` rows, made in parts of `PART` unless the file
-    has them."""
+    """Returns arrays [N, ...] with at least `count` rows, from the file `path`. If the
+    file does not exist, the rows are first made and written.
+
+    make: a function of the part's number. It returns arrays with `PART` rows.
+    """
     with first_alone("the rows are written"):
         if not path.exists():
             parts = [
@@ -80,7 +82,7 @@ def kept(
             )
         with np.load(path) as file:
             stored = [file[name] for name in file.files]
-    # A .npz file knows no bfloat16, and keeps its bits.
+    # An .npz file does not know the type bfloat16, but it stores the bits.
     return [
         array.view(ml_dtypes.bfloat16) if array.dtype.kind == "V" else array
         for array in stored
@@ -90,7 +92,8 @@ def kept(
 def continuations(
     target: tuple[LM, Any], texts: Texts, count: int, path: pathlib.Path, seed: int
 ) -> np.ndarray:
-    """Returns rows [N, L] that begin with the data and are continued by the target."""
+    """Returns rows [N, L], each of which begins with ids of the data and is continued
+    by the target. They are stored in the file `path`."""
     if not target[0].config.causal:
         raise UserError(
             "a masked-diffusion target is distilled on data; leave out --from"
@@ -122,9 +125,13 @@ def answers(
     seed: int = 0,
 ) -> Taught:
     """Returns rows that begin with the prompts in turn and are continued by the target.
+    They are stored in the file `path`.
 
-    Every second row is drawn at `TEMPERATURE`, the others are greedy, as a drafter is
-    used in both ways; the next answer to a prompt is made the other way.
+    Drafters are used both for sampling and for greedy decoding. So every second row is
+    drawn at `TEMPERATURE`, and the rows between are greedy. If a prompt is answered
+    several times, its sampled and its greedy answers alternate.
+
+    entering: the layers whose inputs are stored.
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     padded = np.stack(
@@ -151,8 +158,8 @@ def answers(
 def thoughts(
     model: LM, params: Any, rows: Array, entering: tuple[int, ...]
 ) -> tuple[Array, Array, Array]:
-    """Returns what a model has in mind as it reads rows [B, L]: the last three fields
-    of `Taught`."""
+    """Returns the states of a model that reads rows [B, L]: the last three fields of
+    `Taught`."""
 
     def of_row(row: Array) -> tuple[Array, Array, Array]:
         at = jnp.arange(len(row))[None]

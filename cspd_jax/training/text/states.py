@@ -1,10 +1,10 @@
-"""Training of a head that drafts from its target's states, with its own states fed
-back.
+"""Trains a head that drafts from its target's states. The head's own states are fed
+back to it, as in drafting.
 
-Where the head drafts several tokens, its place i is given the target's state only in
-the first of them; in the next ones it is given what it made itself. A step of training
-therefore takes `fed_back` turns over the same rows: in turn k every place is drafted as
-the (k + 1)-th token after the last one whose state is known.
+When a head drafts several tokens, it has the target's states only for the first one.
+For each later token it has the states that it made itself. So a step of training takes
+`fed_back` further turns over the same rows. In turn k, every place is drafted as the (k
++ 1)-th token after the last token with a known state.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from cspd_jax.training.run import INIT, MEASURE, Learning, descend, run_key
 from cspd_jax.training.text.rows import NONE, Taught
 
 Array = jax.Array
-_DECLINE = 0.8  # what each turn counts beside the one before
+_DECLINE = 0.8  # the weight of each turn relative to the turn before it
 
 
 class Given(NamedTuple):
-    """What a head learns from, in addition to its own parameters.
+    """The target's parameters that the training of a head uses.
 
-    embedding: the target's table.
-    kernel: [D, V] by which the target makes logits of the head's ids from its hidden
-        states.
+    embedding: [U, D] the target's table of embeddings for its U ids.
+    kernel: [D, V] the matrix that turns the target's hidden states into logits of the
+        head's V ids.
     """
 
     embedding: Array
@@ -44,11 +44,11 @@ class Given(NamedTuple):
 
 
 def learning(config: HeadTrainConfig, rows: Taught, given: Given) -> Learning:
-    """Returns how a head learns from a target's answers: by the cross-entropy from the
-    target to the head, in bits per id of a turn.
+    """Returns the `Learning` of a head, which learns from a target's answers. The loss
+    is the cross-entropy of the head relative to the target, in bits per id.
 
-    Turn k counts `_DECLINE` times as much as the one before. Ids that the head does not
-    have are left out.
+    The weight of each turn is `_DECLINE` times the weight of the turn before it. Ids
+    that the head does not have are left out of the sum.
     """
     head = Eagle(config.model, jnp.dtype(config.dtype))
 
@@ -76,8 +76,9 @@ def learning(config: HeadTrainConfig, rows: Taught, given: Given) -> Learning:
 
 
 def head_config(target: LMConfig, ids: int) -> EagleConfig:
-    """Returns a head like one of the target's layers; it reads what enters a low, a
-    middle and a high one."""
+    """Returns the configuration of a head for a target. The head has one layer, which
+    is like a layer of the target. It reads the inputs of a low, a middle and a high
+    layer of the target."""
     if not target.causal:
         raise UserError(
             "a head drafts for causal models, and the target is a masked-diffusion"
@@ -99,7 +100,7 @@ def head_config(target: LMConfig, ids: int) -> EagleConfig:
 
 
 def given_by(config: LMConfig, params: Any, ids: np.ndarray) -> Given:
-    """Returns what the target gives a head with these ids."""
+    """Returns the target's parameters that train a head with these ids [V]."""
     table = params["embed"]["embedding"]
     kernel = table[ids].T if config.tie_embeddings else params["head"]["kernel"][:, ids]
     return Given(table, kernel)
@@ -108,8 +109,8 @@ def given_by(config: LMConfig, params: Any, ids: np.ndarray) -> Given:
 def frequent_ids(
     frequencies: np.ndarray, count: int, always: tuple[int, ...]
 ) -> np.ndarray:
-    """Returns the `count` ids of a target that are most frequent, `always` among them;
-    ascending."""
+    """Returns [count], in ascending order, the ids in `always` and the most frequent
+    other ids of a target. `frequencies` [U] counts each of the target's U ids."""
     order = np.argsort(-frequencies, kind="stable")
     first = [*always, *(i for i in order[: count + len(always)] if i not in always)]
     return np.sort(np.array(first[:count], np.int32))
@@ -118,8 +119,10 @@ def frequent_ids(
 def first_params(
     config: EagleConfig, target: Any, depth: int, given: Given, seed: int
 ) -> dict[str, Any]:
-    """Returns the parameters that training begins with: those of the last of the
-    target's layers, last norm and logits, for states of which the highest counts."""
+    """Returns the parameters with which the training of a head begins. They are copied
+    from the target's last layer, its last norm and its logits. The matrix that joins
+    the states of several layers begins as the identity for the highest layer's
+    state."""
     fresh = init_params(config, run_key(seed, INIT))
     fresh.pop("ids")
     last = target[f"layers_{depth - 1}"]
@@ -146,12 +149,14 @@ def first_params(
 
 
 def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> Array:
-    """Returns logits [count, B, L, V] of the token after the next, by turns that feed
-    back those before.
+    """Returns logits [count, B, L, V] of the token after the next, one array for each
+    turn. Each turn is given the states that the turn before it made.
 
-    In turn k place i sees the target's states up to place i - k, and its own of turns 1
-    to k at the k places after those. The first k places have none, so their logits say
-    nothing.
+    In turn k, place i sees the target's states up to place i - k. At the k places after
+    these it sees the head's own states of turns 1 to k. For example, in turn 2 place 5
+    sees the target's states at places 0 to 3, the state of turn 1 at place 4, and the
+    state of turn 2 at place 5. In turn k the first k places have no states of the
+    target, so their logits have no meaning.
     """
     batch, length = rows.tokens.shape
     params = {**params, "embedding": given.embedding}
@@ -180,8 +185,8 @@ def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> A
 
 
 def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
-    """Returns the target's log p [B, L, V] of the token after the next, and whether an
-    answer has it."""
+    """Returns the target's log probabilities [B, L, V] of the token after the next; and
+    bool [B, L], whether that token belongs to an answer."""
     after_next = lambda a, by: jnp.roll(a, -by, axis=1)
     logits = after_next(rows.hidden, 1).astype(jnp.float32) @ given.kernel
     place = jnp.arange(rows.tokens.shape[1])
@@ -197,8 +202,11 @@ def measure(
     params: Any,
     prompts: Sequence[Sequence[int]],
 ) -> dict[str, float]:
-    """Has the target answer prompts at temperature 1 with the head, and measures how
-    often its first draft is accepted. params: with the ids."""
+    """Generates the target's answers to prompts at temperature 1, with drafts of the
+    head. Returns the share of the head's first drafts that are accepted.
+
+    params: the head's parameters, with its ids.
+    """
     drafter = text.draft_from_states((Eagle(config.model), params), target)
     new = config.data.length - max(map(len, prompts))
     method = text.Speculation(drafter, gamma=1, confidence=0.0)
