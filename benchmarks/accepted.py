@@ -7,13 +7,11 @@ and replays them in programs whose weights are random.
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +19,12 @@ import numpy as np
 from toy import Parser, begin, load, say
 
 import cspd_jax
-from cspd_jax.image import chain as speculation
+from cspd_jax.coupling.block import VerifiedBlock
 from cspd_jax.image import rounds
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.criterion import PathCriterion
 from cspd_jax.image.generation import prepare
+from cspd_jax.image.state import State
 
 RECORDED = Path(__file__).parent / "results" / "accepted.json"
 PLACES = 96  # places of an image in a table
@@ -70,19 +71,17 @@ def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[in
     options = cspd_jax.Options(**model.sampling)
     labels = np.arange(IMAGES) % model.config.num_classes
     batch = prepare(jax.random.key(0), model, labels, method, options)
-    way = method.speculation(batch)
-    begun = rounds.bound_rounds(batch, way)
+    begun = rounds.bound_rounds(batch, method.speculation(batch))
     inputs = begun.inputs
     state = begun.begin()
 
     @jax.jit
     def run(state):
-        drafted, _ = rounds.drafted_groups(inputs, state, 1)
-        kept, _ = rounds.verify_paths(inputs, state, drafted, way.criterion.coins)
-        steps = jnp.where(
-            kept.whole, inputs.steps, jnp.maximum(inputs.steps - 1 - kept.left, 0)
-        )
-        return steps[..., 0], rounds.run_round(inputs, state)[0]
+        drafted, _ = begun.criterion.read(inputs, state)
+        partial, stayed, _ = begun.criterion.verify(inputs, state, drafted)
+        kept = jnp.maximum(inputs.steps - 1 - partial.left, 0)
+        steps = jnp.where(stayed, inputs.steps, kept)
+        return steps[..., 0], begun.advance(state)
 
     seen: list[list[list[int]]] = [[] for _ in range(IMAGES)]
     state = run(state)[1]  # the first round drafts nothing
@@ -193,50 +192,45 @@ def run_of(
         made += place[:, 0] + 1
 
 
-@contextlib.contextmanager
-def replaying(
-    chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0
-) -> Iterator[None]:
-    """Makes the programs that are traced inside the block accept the recorded drafts.
-    The programs still compute their own verdicts.
+def replayed(recorded: jax.Array, own: jax.Array) -> jax.Array:
+    """Returns the recorded numbers, which are never negative. The compiler cannot know
+    this, so it does not remove what the program finds itself."""
+    return jnp.where(recorded < 0, own, recorded)
 
-    chains: [T, R] the drafts that each head call keeps, see `chains_of`.
-    blocks: [B, places, gamma] the transitions that a round keeps, by the number of
-        tokens after `first` at which the round begins.
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReplayedChains(ChainSpeculation):
+    """Speculation along chains that keeps the recorded drafts. The programs still
+    compute their own verdicts.
+
+    kept: [T, R] the drafts that each head call keeps, see `chains_of`.
     """
-    steps = speculation.verify_steps
-    paths = rounds.verify_paths
-    transitions = rounds.verify_transitions
-    # The recorded numbers are never negative, but the compiler cannot know this, so it
-    # does not remove the program's own verdict.
-    unless_negative = lambda recorded, own: jnp.where(recorded < 0, own, recorded)
 
-    def chain(inputs, draft, keys):
-        verdict = steps(inputs, draft, keys)
-        kept = unless_negative(chains[draft.steps[0], inputs.lanes], verdict.block.kept)
-        return verdict._replace(block=verdict.block._replace(kept=kept))
+    kept: Any = None
 
-    def of_round(inputs, state, *drafted):
-        at = jnp.clip(state.group - first, 0, blocks.shape[1] - 1)
-        kept = blocks[jnp.arange(len(at)), at]
+    def verify_steps(self, inputs: Any, draft: Any, *given: Any) -> VerifiedBlock:
+        block = super().verify_steps(inputs, draft, *given)
+        kept = self.kept[draft.steps[0], inputs.lanes]
+        return block._replace(kept=replayed(kept, block.kept))
 
-        def block(*given):
-            verdict = transitions(*given)
-            own = jnp.sum(kept.reshape(len(verdict.kept), -1), axis=1)
-            return verdict._replace(kept=unless_negative(own, verdict.kept))
 
-        with mock.patch.object(rounds, "verify_transitions", block):
-            return paths(inputs, state, *drafted)
+def replaying(criterion: PathCriterion, kept: jax.Array, first: int) -> PathCriterion:
+    """Returns a criterion that keeps the recorded drafts and still computes its own
+    verdict.
 
-    with (
-        mock.patch.object(
-            speculation, "verify_steps", steps if chains is None else chain
-        ),
-        mock.patch.object(
-            rounds, "verify_paths", paths if blocks is None else of_round
-        ),
-    ):
-        yield
+    kept: [B, places, gamma] the transitions that a round keeps, by the number of tokens
+        after `first` at which the round begins.
+    """
+
+    class Replaying(type(criterion)):  # type: ignore[misc]
+        def verify_blocks(self, state: State, *given: Any) -> VerifiedBlock:
+            block = super().verify_blocks(state, *given)
+            at = jnp.clip(state.group - first, 0, kept.shape[1] - 1)
+            of_round = kept[jnp.arange(len(at)), at]
+            of_blocks = jnp.sum(of_round.reshape(len(block.kept), -1), axis=1)
+            return block._replace(kept=replayed(of_blocks, block.kept))
+
+    return Replaying()
 
 
 def make_parser() -> Parser:

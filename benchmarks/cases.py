@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from accepted import (
     LATE,
+    ReplayedChains,
     Run,
     calls_of,
     chains_of,
@@ -33,7 +34,7 @@ from toy import narrow
 import cspd_jax
 from cspd_jax import shell
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import rounds, sampler, state
+from cspd_jax.image import criterion, rounds, sampler
 from cspd_jax.image.bound import bind
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.generation import resolve
@@ -338,8 +339,7 @@ def image_case(
     )
     if gamma:
         method = SelfSpeculation(gamma, coupled=coupled)
-        way = state.Speculation(method.criterion, gamma)  # as many as were recorded
-        program = round_program(network, options, first, scale.tokens, way)
+        program = round_program(network, options, first, scale.tokens, method)
     else:
         program = step_program(network, options, first, scale.tokens)
     named = (
@@ -348,10 +348,16 @@ def image_case(
     return Case(row, (config,), args, program, tokens, trips, named)
 
 
-def batch_of(model: ImageModel, options: Options, keys: Any, labels: Any) -> Batch:
-    """Returns a batch of images whose drafter of denoising steps is not calibrated."""
+def batch_of(
+    model: ImageModel, options: Options, keys: Any, labels: Any, chains: Any
+) -> Batch:
+    """Returns a batch of images whose drafter of denoising steps is not calibrated, and
+    whose chains, if they are speculated, keep the recorded drafts."""
     plain = cspd_jax.Plain()
     recipe = resolve(model, plain, options, len(labels))
+    if recipe.chain is not None:
+        chain = ReplayedChains(recipe.chain.window, kept=chains)
+        recipe = dataclasses.replace(recipe, chain=chain)
     keys = jax.random.wrap_key_data(keys)
     return Batch(model.network, plain, model.params, keys, labels, recipe)
 
@@ -361,7 +367,8 @@ def step_program(network: Any, options: Options, first: int, tokens: int) -> Cal
     returns the tokens and the counts of the work."""
 
     def run(params, keys, labels, chains, blocks):
-        batch = batch_of(ImageModel("", network, params), options, keys, labels)
+        model = ImageModel("", network, params)
+        batch = batch_of(model, options, keys, labels, chains)
         segment, groups = next(
             some
             for some in sampler.plan_segments(batch.network.seq_len, batch.recipe)
@@ -369,32 +376,33 @@ def step_program(network: Any, options: Options, first: int, tokens: int) -> Cal
         )
         wanted = tuple(group for group in groups if first <= group.start)[:tokens]
         assert len(wanted) == tokens
-        with replaying(chains):
-            bound = bind(batch)
-            state = sampler.empty_state(bound)
-            arrays = sampler.group_arrays(wanted, bound)
-            state, work = sampler.ar_steps(bound, segment, state, arrays)
+        bound = bind(batch)
+        state = sampler.empty_state(bound)
+        arrays = sampler.group_arrays(wanted, bound)
+        state, work = sampler.ar_steps(bound, segment, state, arrays)
         return state.tokens, work
 
     return run
 
 
 def round_program(
-    network: Any, options: Options, first: int, tokens: int, way: state.Speculation
+    network: Any, options: Options, first: int, tokens: int, method: SelfSpeculation
 ) -> Callable:
     """Returns a program that takes rounds of self-speculation in one loop until each
     image has `tokens` new tokens. It returns the tokens and the number of new ones."""
 
     def run(params, keys, labels, chains, blocks):
-        with replaying(chains, blocks, first):
-            batch = batch_of(ImageModel("", network, params), options, keys, labels)
-            made = rounds.bound_rounds(batch, way)
-            group = jnp.full(labels.shape, first, jnp.int32)
-            drafts = jnp.full_like(group, way.gamma)
-            begun = made.begin()._replace(group=group, num_drafts=drafts)
-            unfinished = lambda state: jnp.any(state.group < first + tokens)
-            another = lambda state: rounds.run_round(made.inputs, state)[0]
-            end = jax.lax.while_loop(unfinished, another, begun)
+        model = ImageModel("", network, params)
+        batch = batch_of(model, options, keys, labels, chains)
+        how = replaying(method.criterion, blocks, first)
+        # As many drafts as were recorded.
+        ahead = criterion.Speculation(how, method.gamma)
+        made = rounds.bound_rounds(batch, ahead)
+        group = jnp.full(labels.shape, first, jnp.int32)
+        drafts = jnp.full_like(group, method.gamma)
+        begun = made.begin()._replace(group=group, num_drafts=drafts)
+        unfinished = lambda state: jnp.any(state.group < first + tokens)
+        end = jax.lax.while_loop(unfinished, made.advance, begun)
         return end.tokens, end.group - first
 
     return run

@@ -214,9 +214,8 @@ class Run:
 def compiling(
     lower: Callable[[], Any], device_loops: bool = False
 ) -> Callable[[], Any]:
-    """Traces a program now, since replaying patches modules meanwhile, and compiles it
-    in a thread. Returns a function that waits for the compiled program and returns it,
-    or raises the error."""
+    """Traces a program now and compiles it in a thread. Returns a function that waits
+    for the compiled program and returns it, or raises the error."""
 
     def compile(lowered: Any) -> Any:
         asked = DEVICE_LOOPS if device_loops else {}

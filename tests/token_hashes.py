@@ -36,12 +36,11 @@ from cspd_jax import masked, shell, text
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.coupled import CoupledCriterion
-from cspd_jax.image.criterion import PathCriterion
+from cspd_jax.image.criterion import PathCriterion, Speculation
 from cspd_jax.image.methods import Released
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.recipe import Draft
-from cspd_jax.image.state import Speculation
 from cspd_jax.keys import row_keys
 from cspd_jax.masked import SelfSpeculation
 from cspd_jax.networks import mar

@@ -68,6 +68,18 @@ class ChainSpeculation:
         call uses the numbers of another."""
         return jax.vmap(jax.random.fold_in)(keys, left)
 
+    def verify_steps(
+        self, inputs: ChainInputs, draft: ChainDraft, p: Gaussian, keys: Array
+    ) -> VerifiedBlock:
+        """Says how many drafts of each row [R] are kept, and which state follows
+        them."""
+        # Without noise there is nothing to test.
+        tested = draft.valid & (inputs.chains.final_noise | (draft.steps > 0))
+        coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+        return jax.vmap(self.verify, (0, 1, 1, 1, 1))(
+            coins, p, draft.q, draft.after, tested
+        )
+
     def sizes(self, chains: int, halves: int) -> list[int]:
         """Returns for how many chains calls are compiled: for all of them, and for half
         as many where a call is still large; `halves` is 2 with guidance."""
@@ -270,7 +282,7 @@ def speculate_once(
     keys = inputs.speculation.call_keys(inputs.keys, chain.left)
     draft = draft_steps(inputs, chain, keys)
     p, predicted = target_laws(inputs, draft)
-    block = verify_steps(inputs, draft, p, keys)
+    block = inputs.speculation.verify_steps(inputs, draft, p, keys)
     return commit(inputs, chain, draft, p, predicted, block)
 
 
@@ -314,18 +326,6 @@ def target_laws(inputs: ChainInputs, draft: ChainDraft) -> tuple[Gaussian, Predi
     predicted = Prediction(predicted_x0(c, draft.before, eps), v)
     p = transition_from_x0(c, draft.before, predicted.x0, predicted.v)
     return Gaussian(p.mean, p.log_var + inputs.log_scale), predicted
-
-
-def verify_steps(
-    inputs: ChainInputs, draft: ChainDraft, p: Gaussian, keys: Array
-) -> VerifiedBlock:
-    """Says how many drafts of each row [R] are kept, and which state follows them."""
-    # Without noise there is nothing to test.
-    tested = draft.valid & (inputs.chains.final_noise | (draft.steps > 0))
-    coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-    return jax.vmap(inputs.speculation.verify, (0, 1, 1, 1, 1))(
-        coins, p, draft.q, draft.after, tested
-    )
 
 
 def commit(

@@ -8,7 +8,7 @@ So a draft is never dropped; it follows what changes before it.
 
 The first groups of the window that are kept whole, and the one after them, had the
 target's own context and are final. Paths behind them go on beside that one, as new ones
-do (`criterion.Round.shift`; the blocks differ here, and nothing else).
+do (`criterion.Criterion.shift`; the blocks differ here, and nothing else).
 
 Nothing that a place does may depend on places behind it, or its law would change with
 them: each token is a block of its own, has noise and coins of its own in every round,

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -32,7 +33,6 @@ from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.counts import backbone_counts
 from cspd_jax.image.paths import Partial, Paths, complete, laws
 from cspd_jax.image.state import (
-    Criterion,
     Drafted,
     Inputs,
     State,
@@ -53,19 +53,40 @@ _ACCEPTED = 8.0
 _TESTED = 10.0
 
 
-class Round(Criterion):
-    """What rounds of all criteria have in common: all but `verify`."""
+class Criterion(Protocol):
+    """How drafted tokens are tested, and what replaces them: the parts of a round
+    (`rounds.run_round`). Frozen and hashable; most criteria differ in `verify` alone.
 
+    name: as reports say it.
+    completes: whether `verify` itself completes the group in which the kept drafts
+        end, so that no path is left half drawn.
+    """
+
+    name: ClassVar[str]
     completes: ClassVar[bool] = False
 
+    def exactness(self) -> Exactness:
+        """Says whether it is exact, and why."""
+        ...
+
+    def verify(
+        self, inputs: Inputs, state: State, drafted: Drafted
+    ) -> tuple[Partial, Array, Counts]:
+        """Tests the drafts. Returns what is left of their paths [B, N, G], N >= gamma,
+        and which drafts stay [B, gamma, G]."""
+        ...
+
     def keys(self, inputs: Inputs, state: State, purpose: Purpose) -> Array:
-        """Returns keys [B] of the round, for images that began it at the state's group:
-        every round ends further on, and nothing of a dropped draft may come again."""
+        """Returns the keys [B] of what a round draws for a purpose, for images that
+        began it at the state's group: every round ends further on, and nothing of a
+        dropped draft may come again."""
         keys = purpose_keys(inputs.keys, purpose)
         return jax.vmap(jax.random.fold_in)(keys, state.group)
 
     def read(self, inputs: Inputs, state: State) -> tuple[Drafted, Counts]:
-        gamma = inputs.speculation.gamma
+        """Reads the target's contexts before each drafted group and after the last, in
+        one backbone call."""
+        gamma = inputs.gamma
         groups = state.group[:, None] + jnp.arange(gamma)
         used = jnp.arange(gamma) < state.num_drafts[:, None]
         used &= (state.group >= inputs.prefilled)[:, None]
@@ -83,7 +104,9 @@ class Round(Criterion):
         partial: Partial,
         stayed: Array,
     ) -> tuple[State, Partial, Array]:
-        """Commits and moves on, as `Criterion` says.
+        """Commits the first groups that stay as a whole, and moves on to the group
+        after them. Returns the paths from there on [B, ahead + 1, G], of which nothing
+        is left where nothing is wanted, and their contexts.
 
         New paths have the newest context, the one that shows the last draft of which
         something is left. The first of them is the place right after what is shown;
@@ -102,7 +125,7 @@ class Round(Criterion):
         """
         lanes = jnp.arange(inputs.images)[:, None]
         begun = partial.left < inputs.steps
-        counted = begun[:, : inputs.speculation.gamma]
+        counted = begun[:, : inputs.gamma]
         moved = accept(inputs, state, drafted, stayed, counted)
         if inputs.ahead:
             moved = choose_num_drafts(inputs, moved)
@@ -131,12 +154,33 @@ class Round(Criterion):
         partial: Partial,
         z: Array,
     ) -> tuple[Paths, Counts]:
+        """Draws what is left of the paths of groups [B, N] in contexts z [B, N, G, H,
+        D]."""
         scale = scales(inputs, groups)
         return complete(bound, partial, positions(inputs, groups), z, scale)
 
 
 @dataclasses.dataclass(frozen=True)
-class PathCriterion(Round):
+class Speculation:
+    """How groups are drafted ahead. See `image.methods` for what this means to a user.
+
+    criterion: how a drafted token is tested, and what replaces it.
+    gamma: the most groups that are drafted ahead.
+    draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR
+        step as a share of a target's, and each image then drafts as many as pay off at
+        its acceptance so far.
+    prefill: this share of the groups, and one more, come from the target alone; 0 is
+        none.
+    """
+
+    criterion: Criterion
+    gamma: int = 8
+    draft_cost: float | None = None
+    prefill: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PathCriterion(Criterion):
     """Verifies the denoising paths of all drafts as one block, and drops what lies
     behind it. Exact."""
 
@@ -180,11 +224,16 @@ class PathCriterion(Round):
             in_blocks, (p, drafts.laws, drafts.states[..., :-1, :])
         )
         valid = jnp.repeat(drafted.to_test.reshape(blocks, -1), inputs.steps, axis=1)
-        block = jax.vmap(self.block)(keys.reshape(-1), of_p, q, after, valid)
+        block = self.verify_blocks(state, keys.reshape(-1), of_p, q, after, valid)
         ended = block.truncated & (block.kept < valid.shape[1])
         truncated = jnp.sum(ended.reshape(images, -1), axis=1, dtype=jnp.int32)
         partial, stayed = cut(Paths(drafts.states, p), block, drafted.to_test)
         return partial, stayed, counts._replace(truncated=truncated)
+
+    def verify_blocks(self, state: State, *blocks: chex.ArrayTree) -> VerifiedBlock:
+        """Verifies blocks [N, ...], image by image: keys, p, q, the states that were
+        drafted, and which of them are there."""
+        return jax.vmap(self.block)(*blocks)
 
     def exactness(self) -> Exactness:
         return Exactness(True, self.why)
@@ -226,10 +275,10 @@ def accept(
     test up to there counts where `counted` [B, gamma, G] says so."""
     groups = drafted.groups
     n = accepted_groups(drafted.to_test, stayed)
-    reached = jnp.arange(inputs.speculation.gamma) <= n[:, None]
+    reached = jnp.arange(inputs.gamma) <= n[:, None]
     tested = drafted.to_test & counted & reached[..., None]
     kept = tested & stayed
-    ahead = jnp.arange(1, inputs.speculation.gamma + 1, dtype=jnp.int8)[:, None]
+    ahead = jnp.arange(1, inputs.gamma + 1, dtype=jnp.int8)[:, None]
     return state._replace(
         tokens=put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], kept),
         group=state.group + n,
@@ -240,8 +289,8 @@ def accept(
 def choose_num_drafts(inputs: Inputs, state: State) -> State:
     """Chooses how many groups each image drafts next, from its own tests up to where
     each block ended."""
-    most = inputs.speculation.gamma
-    cost = inputs.speculation.draft_cost
+    most = inputs.gamma
+    cost = inputs.draft_cost
     if cost is None:
         return state._replace(num_drafts=jnp.full_like(state.num_drafts, most))
     accepted, tested = (jnp.sum(a, axis=1) for a in (state.marks > 0, state.marks != 0))

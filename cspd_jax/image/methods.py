@@ -15,10 +15,9 @@ from cspd_jax._utils.options import documented, option, reported
 from cspd_jax.check import UserError
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.coupled import CoupledCriterion
-from cspd_jax.image.criterion import PathCriterion
+from cspd_jax.image.criterion import Criterion, PathCriterion, Speculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.recipe import Batch
-from cspd_jax.image.state import Criterion, Speculation
 from cspd_jax.info import Exactness, Generated
 from cspd_jax.models import ImageModel
 

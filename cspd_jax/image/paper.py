@@ -30,7 +30,7 @@ from cspd_jax.coupling.acceptance import (
 from cspd_jax.coupling.resample import Resampled, resample
 from cspd_jax.coupling.residual import gaussian_residual, log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian
-from cspd_jax.image.criterion import Round, accepted_groups
+from cspd_jax.image.criterion import Criterion, accepted_groups
 from cspd_jax.image.paths import Partial, Paths, complete, nothing_drawn
 from cspd_jax.image.state import Drafted, Inputs, State, exists, positions, scales
 from cspd_jax.info import Counts, Exactness
@@ -41,7 +41,7 @@ Array = jax.Array
 
 @documented
 @dataclasses.dataclass(frozen=True)
-class PaperCriterion(Round):
+class PaperCriterion(Criterion):
     """Algorithm 1 as printed. Lossy, but exact with sigma=False and
     inner_temperature=1."""
 
@@ -101,7 +101,7 @@ class PaperCriterion(Round):
         """Draws the target's own chains of all drafted groups and of the one after
         them: [B, gamma + 1, G]. Where they are speculated, x_T alone is shared.
         """
-        gamma = inputs.speculation.gamma
+        gamma = inputs.gamma
         groups = drafted.groups[:, :1] + jnp.arange(gamma + 1)
         unaligned = self.window_keys(inputs)
         reached = jnp.sum(jnp.any(drafted.to_test, axis=2), axis=1)[:, None]
@@ -122,7 +122,7 @@ class PaperCriterion(Round):
         self, inputs: Inputs, drafts: Paths, drafted: Drafted, own: Paths
     ) -> LastTransitions:
         """Tests every draft by Eq. 5."""
-        p = jax.tree.map(lambda a: a[:, : inputs.speculation.gamma], own).laws
+        p = jax.tree.map(lambda a: a[:, : inputs.gamma], own).laws
         q = drafts.laws
         narrower = (q.log_var - p.log_var) if self.sigma else jnp.zeros_like(p.log_var)
         log_sigma = 0.5 * jnp.sum(narrower[..., 1:, :], axis=(-2, -1))
@@ -148,7 +148,7 @@ class PaperCriterion(Round):
         that passed, draws of Eq. 11 where drafts of the first group that has a
         rejection were rejected, the target's own elsewhere. Counts the draws that were
         given up, [B]."""
-        gamma = inputs.speculation.gamma
+        gamma = inputs.gamma
         lanes = jnp.arange(inputs.images)
         n = accepted_groups(drafted.to_test, test.passed)
         at = jnp.minimum(n, gamma - 1)

@@ -437,4 +437,4 @@ def draw_ends(
     end = ChainEnd(
         jax.tree.map(lambda a: a[0], laws), 0.5 * jnp.sum(laws.log_var[1:], axis=0)
     )
-    return end.last.mean, (end, sampler.step_counts(bound, z))
+    return end.last.mean, (end, sampler.step_counts(bound, positions.size))

@@ -20,13 +20,12 @@ import jax.numpy as jnp
 
 from cspd_jax.image.bound import bind
 from cspd_jax.image.counts import backbone_counts, generated, no_counts, of_draft
-from cspd_jax.image.criterion import choose_num_drafts
+from cspd_jax.image.criterion import Criterion, Speculation, choose_num_drafts
 from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.paths import Paths, nothing_drawn
-from cspd_jax.image.recipe import Batch
+from cspd_jax.image.recipe import STATIC, Batch
 from cspd_jax.image.state import (
     Inputs,
-    Speculation,
     State,
     contexts,
     exists,
@@ -46,6 +45,7 @@ class Rounds:
     """Images that are made as `sampler.generate` with `final_noise` makes them, in
     fewer rounds: an `Algorithm` of the shell."""
 
+    criterion: Criterion = dataclasses.field(metadata=STATIC)
     inputs: Inputs
     in_place: ClassVar[str] = "drafts"
 
@@ -56,7 +56,7 @@ class Rounds:
         return state.group < self.inputs.groups
 
     def advance(self, state: State) -> State:
-        return run_round(self.inputs, state)
+        return run_round(self.criterion, self.inputs, state)
 
     def output(self, state: State) -> Generated:
         inputs = self.inputs
@@ -66,14 +66,13 @@ class Rounds:
             state.marks,
             inputs.start[jnp.minimum(state.group, inputs.groups)],
             state.counts,
-            inputs.speculation.gamma,
+            inputs.gamma,
         )
 
 
-def run_round(inputs: Inputs, state: State) -> State:
+def run_round(criterion: Criterion, inputs: Inputs, state: State) -> State:
     """Makes one round: verifies what is drafted, completes the group where that ended,
     drafts again."""
-    criterion = inputs.speculation.criterion
     keys = criterion.keys(inputs, state, Purpose.PASS)
     target = dataclasses.replace(inputs.target, keys=keys)
     drafted, reading = criterion.read(inputs, state)
@@ -88,7 +87,7 @@ def run_round(inputs: Inputs, state: State) -> State:
     happened = add(reading, verifying, completing)._replace(rounds=rounds)
     state = commit(inputs, moved, paths)
     state = state._replace(counts=add(state.counts, happened))
-    return state if inputs.draft is None else draft_step(inputs, state)
+    return state if inputs.draft is None else draft_step(criterion, inputs, state)
 
 
 def commit(inputs: Inputs, state: State, paths: Paths) -> State:
@@ -104,11 +103,10 @@ def commit(inputs: Inputs, state: State, paths: Paths) -> State:
     )
 
 
-def draft_step(inputs: Inputs, state: State) -> State:
+def draft_step(criterion: Criterion, inputs: Inputs, state: State) -> State:
     """Has the draft model continue every image, one AR step after the other, as far as
     any of them asks, each in the context of its own tokens before that group."""
-    gamma = inputs.speculation.gamma
-    criterion = inputs.speculation.criterion
+    gamma = inputs.gamma
     assert inputs.draft is not None
     keys = criterion.keys(inputs, state, Purpose.DRAFT)
     draft = dataclasses.replace(inputs.draft, keys=keys)
@@ -152,7 +150,9 @@ def bound_rounds(batch: Batch, speculation: Speculation) -> Rounds:
     start = [g.start for g in recipe.groups] + [length] * past
     size = [g.size for g in recipe.groups] + [0] * past
     inputs = Inputs(
-        speculation=speculation,
+        gamma=speculation.gamma,
+        draft_cost=speculation.draft_cost,
+        prefill=speculation.prefill,
         target=target,
         draft=draft,
         start=jnp.array(start, jnp.int32),
@@ -161,4 +161,4 @@ def bound_rounds(batch: Batch, speculation: Speculation) -> Rounds:
             target.dtype
         ),
     )
-    return Rounds(inputs)
+    return Rounds(speculation.criterion, inputs)

@@ -19,7 +19,15 @@ from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.image.bound import BoundModel, bind, embed_time
 from cspd_jax.image.chain import not_begun, speculate_chain
-from cspd_jax.image.counts import calls, generated, no_counts, of_chains, with_calls
+from cspd_jax.image.counts import (
+    backbone_counts,
+    calls,
+    generated,
+    head_counts,
+    no_counts,
+    of_chains,
+    with_calls,
+)
 from cspd_jax.image.known import put_back
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.order import Group, guidance_scale
@@ -193,21 +201,20 @@ def draw_tokens(
     chains = group_chains(bound, z, scale)
     if bound.recipe.chain is None:
         x = sample_chain(chains, bound.chain_noise(positions))
-        return x.reshape(*shape, -1), step_counts(bound, z)
+        return x.reshape(*shape, -1), step_counts(bound, positions.size)
     drafter = bound.recipe.drafter
     left = jnp.where(used.reshape(-1), bound.steps, 0)
     begun = not_begun(drafter, bound.chain_ends(positions), left)
     keys = bound.window_keys(positions)
     x, made = speculate_chain(chains, keys, begun, drafter, bound.recipe.chain)
-    counts = with_calls(of_chains(made, shape[0]), backbone=calls(len(z)))
+    counts = add(of_chains(made, shape[0]), backbone_counts(bound, shape[0]))
     return x.reshape(*shape, -1), counts
 
 
-def step_counts(bound: BoundModel, z: Array) -> Counts:
-    """Counts an AR step with chains step by step, of tokens with contexts z [B', G,
-    D]."""
-    head = calls(z.shape[0] * z.shape[1], bound.steps)
-    return with_calls(no_counts(bound.images), backbone=calls(len(z)), head=head)
+def step_counts(bound: BoundModel, tokens: int) -> Counts:
+    """Counts an AR step with chains step by step, of this many tokens."""
+    head = head_counts(bound, bound.steps, tokens)
+    return add(backbone_counts(bound, bound.images), head)
 
 
 def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:

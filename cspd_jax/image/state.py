@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,89 +17,11 @@ import jax.numpy as jnp
 from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.counts import no_counts
 from cspd_jax.image.known import put_back
-from cspd_jax.image.paths import Partial, Paths, nothing_drawn
-from cspd_jax.image.recipe import Recipe
-from cspd_jax.info import Counts, Exactness
-from cspd_jax.keys import Purpose
+from cspd_jax.image.paths import Paths, nothing_drawn
+from cspd_jax.image.recipe import STATIC, Recipe
+from cspd_jax.info import Counts
 
 Array = jax.Array
-
-
-class Criterion(Protocol):
-    """How drafted tokens are tested, and what replaces them: the parts of a round
-    (`rounds.run_round`). Frozen and hashable.
-
-    name: as reports say it.
-    completes: whether `verify` itself completes the group in which the kept drafts
-        end, so that no path is left half drawn.
-    """
-
-    name: ClassVar[str]
-    completes: ClassVar[bool]
-
-    def keys(self, inputs: Inputs, state: State, purpose: Purpose) -> Array:
-        """Returns the keys [B] of what a round draws for a purpose."""
-        ...
-
-    def read(self, inputs: Inputs, state: State) -> tuple[Drafted, Counts]:
-        """Reads the target's contexts before each drafted group and after the last."""
-        ...
-
-    def verify(
-        self, inputs: Inputs, state: State, drafted: Drafted
-    ) -> tuple[Partial, Array, Counts]:
-        """Tests the drafts. Returns what is left of their paths [B, N, G], and which
-        drafts stay [B, gamma, G]."""
-        ...
-
-    def shift(
-        self,
-        inputs: Inputs,
-        state: State,
-        drafted: Drafted,
-        partial: Partial,
-        stayed: Array,
-    ) -> tuple[State, Partial, Array]:
-        """Commits the first groups that stay as a whole, and moves on to the group
-        after them. Returns the paths from there on [B, ahead + 1, G], of which nothing
-        is left where nothing is wanted, and their contexts."""
-        ...
-
-    def complete(
-        self,
-        inputs: Inputs,
-        bound: BoundModel,
-        groups: Array,
-        partial: Partial,
-        z: Array,
-    ) -> tuple[Paths, Counts]:
-        """Draws what is left of the paths of groups [B, N] in contexts z [B, N, G, H,
-        D]."""
-        ...
-
-    def exactness(self) -> Exactness:
-        """Says whether it is exact, and why."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Speculation:
-    """The static options of speculation over AR steps. See `image.methods` for what
-    they mean to a user.
-
-    criterion: how a drafted token is tested, and what replaces it.
-    gamma: most groups drafted ahead.
-    draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR
-        step as a share of a target's, and each image then drafts as many as pay off at
-        its acceptance so far.
-    prefill: this share of the groups, and one more, come from the target alone; 0 is
-        none.
-    """
-
-    criterion: Criterion
-    gamma: int = 8
-    draft_cost: float | None = None
-    prefill: float = 0.0
 
 
 @jax.tree_util.register_dataclass
@@ -107,7 +29,7 @@ class Speculation:
 class Inputs:
     """What stays the same during a generation.
 
-    speculation: the options (static).
+    gamma, draft_cost, prefill: as of `criterion.Speculation` (static).
     target: verifies.
     draft: drafts; None where the target drafts for itself.
     start: [S + gamma + 1] first index of each group in reveal order; the last gamma + 1
@@ -116,7 +38,9 @@ class Inputs:
     scale: [S + gamma + 1, B] guidance scale.
     """
 
-    speculation: Speculation = dataclasses.field(metadata={"static": True})
+    gamma: int = dataclasses.field(metadata=STATIC)
+    draft_cost: float | None = dataclasses.field(metadata=STATIC)
+    prefill: float = dataclasses.field(metadata=STATIC)
     target: BoundModel
     draft: BoundModel | None
     start: Array
@@ -135,7 +59,7 @@ class Inputs:
     def ahead(self) -> int:
         """Groups that the target drafts itself in a round, beside the one that it
         completes."""
-        return self.speculation.gamma if self.draft is None else 0
+        return self.gamma if self.draft is None else 0
 
     @property
     def images(self) -> int:
@@ -153,12 +77,12 @@ class Inputs:
     @property
     def groups(self) -> int:
         """S"""
-        return self.start.shape[0] - self.speculation.gamma - 1
+        return self.start.shape[0] - self.gamma - 1
 
     @property
     def prefilled(self) -> int:
         """Groups that come from the target alone."""
-        share = self.speculation.prefill
+        share = self.prefill
         return 1 + int(self.groups * share) if share > 0 else 0
 
     @property
@@ -205,7 +129,7 @@ def nothing_made(inputs: Inputs) -> State:
     """Returns the state in which nothing is made but what is known, and nothing
     drafted."""
     images = inputs.images
-    gamma = inputs.speculation.gamma
+    gamma = inputs.gamma
     width = inputs.width
     padded = inputs.length + width - 1
     dim = inputs.target.network.token_dim
@@ -328,7 +252,7 @@ def put(
 def with_drafts(inputs: Inputs, state: State, count: Array | None = None) -> Array:
     """Returns the known tokens followed by the drafts (by the first `count` of them, if
     that is given)."""
-    gamma = inputs.speculation.gamma
+    gamma = inputs.gamma
     groups = state.group[:, None] + jnp.arange(gamma)
     used = exists(inputs, groups)
     if count is not None:

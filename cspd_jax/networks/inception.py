@@ -61,9 +61,9 @@ class Features(NamedTuple):
 
     pool: [N, C] the last layer's input; C is 2048.
     spatial: [N, P] the first 7 channels at 17x17 positions, position by position.
-    unbiased: [N, 1008] logits without the last layer's bias, as the Inception score
-        takes them.
-    logits: [N, 1008] the logits with the bias.
+    unbiased: [N, K] logits of 1008 classes without the last layer's bias, as the
+        Inception score takes them.
+    logits: [N, K] the logits with the bias.
     """
 
     pool: Array

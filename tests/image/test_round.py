@@ -15,11 +15,17 @@ from samplers import CHAINS
 from cspd_jax.coupling.block import VerifiedBlock
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.bound import bind
-from cspd_jax.image.criterion import PathCriterion, accept, choose_num_drafts, cut
+from cspd_jax.image.criterion import (
+    PathCriterion,
+    Speculation,
+    accept,
+    choose_num_drafts,
+    cut,
+)
 from cspd_jax.image.options import Options
 from cspd_jax.image.paths import Partial, Paths, complete, laws
 from cspd_jax.image.rounds import bound_rounds
-from cspd_jax.image.state import Drafted, Speculation
+from cspd_jax.image.state import Drafted
 from cspd_jax.keys import row_keys
 
 STEPS = 3

@@ -20,11 +20,10 @@ from recorded import GOLDEN, network
 from cspd_jax import shell
 from cspd_jax.image import rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.criterion import PathCriterion
+from cspd_jax.image.criterion import PathCriterion, Speculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.recipe import Draft
-from cspd_jax.image.state import Speculation
 from cspd_jax.keys import row_keys
 from cspd_jax.tools.evaluation.equality import (
     by_moments,

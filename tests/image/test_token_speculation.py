@@ -18,13 +18,13 @@ from test_block import SingleResidual
 from cspd_jax import image
 from cspd_jax.coupling.block import Trials, verify_gaussian_block
 from cspd_jax.image import rounds
-from cspd_jax.image.criterion import PathCriterion
+from cspd_jax.image.criterion import Criterion, PathCriterion, Speculation
 from cspd_jax.image.methods import DraftSpeculation, Plain, SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.paths import laws
 from cspd_jax.image.recipe import Draft
-from cspd_jax.image.state import Criterion, Speculation, scales
+from cspd_jax.image.state import scales
 from cspd_jax.keys import Purpose, row_keys
 from cspd_jax.models import ImageModel
 
@@ -149,7 +149,7 @@ class TheDraftsContext(PathCriterion):
         moved, partial, z = super().shift(inputs, state, drafted, *others)
         n = moved.group - state.group
         shown = n + jnp.any(partial.left[:, 0] < inputs.steps, axis=1)
-        shown = jnp.minimum(shown, inputs.speculation.gamma)
+        shown = jnp.minimum(shown, inputs.gamma)
         own = drafted.z[jnp.arange(inputs.images), shown, 0]
         return moved, partial, z.at[:, 0].set(own)
 
@@ -307,7 +307,7 @@ def test_sigma_of_the_paper():
 
     @jax.jit
     def log_sigma(inputs, state):
-        state = rounds.draft_step(inputs, state)
+        state = rounds.draft_step(criterion, inputs, state)
         drafted, _ = criterion.read(inputs, state)
         own, _ = criterion.aligned_chains(inputs, drafted)
         return criterion.judge(inputs, state.drafts, drafted, own).log_sigma
