@@ -220,7 +220,7 @@ def _verify(
     def trip(coins: _Coins) -> _Coins:
         at = _last_of(coins.open, trials.coins)
         row = jnp.maximum(at, 0)
-        number = coins.tried[row][:, None] + jnp.arange(trials.trials)
+        number = coins.tried[row][:, None] + jnp.arange(trials.trials)[None]
         own_bits = functools.partial(trials.bits, key_trials, dim)
         bits = jax.vmap(jax.vmap(own_bits, (None, 0)))(row, number)
         of_these = jax.tree.map(lambda a: a[row], (p, q, bound, weights, log_pi))
