@@ -12,6 +12,7 @@ import numpy as np
 
 from cspd_jax.check import UserError
 from cspd_jax.models import TextModel
+from cspd_jax.networks.lm import Pass
 
 Array = jax.Array
 # A loaded model, or a pair (network, params).
@@ -40,9 +41,7 @@ class LanguageModel(Protocol):
 
     A model that has more is used better. If `packs` is true, a pass over many tokens
     takes longer than one over few, as it does on a CPU, and `apply_packed` skips the
-    padding: `PackingLanguageModel`. A model whose `apply` takes `entering`, layers,
-    returns as a third what enters them at all tokens, side by side [B, Q, S D]: heads
-    draft from it.
+    padding: `PackingLanguageModel`.
     """
 
     @property
@@ -60,13 +59,16 @@ class LanguageModel(Protocol):
         cache: Any,
         *,
         rows: Array | None = None,
-    ) -> tuple[Array, Any]:
+        entering: tuple[int, ...] = (),
+    ) -> Pass:
         """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache
         with these stored.
 
         A token sees the slots at positions up to its own. Positions outside 0..max_len
         - 1 are padding and store nothing. Going back is just reusing earlier positions.
         rows [B, R] are indices into Q: only their logits are computed, [B, R, V].
+        entering: layers; what enters them at all tokens is returned too, and heads
+        draft from it. Without any, the states are None.
         """
 
 
@@ -84,7 +86,8 @@ class PackingLanguageModel(LanguageModel, Protocol):
         *,
         size: int,
         read: Callable[[Array], Array],
-    ) -> tuple[Array, Any]:
+        entering: tuple[int, ...] = (),
+    ) -> Pass:
         """Does what `apply` does, with read(logits) [B, Q, ...] in place of the logits,
         and zeros of padding.
 
@@ -109,7 +112,8 @@ class TreeLanguageModel(LanguageModel, Protocol):
         *,
         slots: Array,
         visible: Array,
-    ) -> tuple[Array, Any]:
+        entering: tuple[int, ...] = (),
+    ) -> Pass:
         """Does what `apply` does, with the tokens stored in `slots` [B, Q]; each sees
         the slots of visible [B, Q, max_len] (bool)."""
 
@@ -167,7 +171,7 @@ class MaskedLanguageModel(Protocol):
         *,
         mask: Array | None = None,
         rows: Array | None = None,
-    ) -> tuple[Array, Any]:
+    ) -> Pass:
         """Returns logits [B, Q, V] of tokens [B, Q], and the cache with them stored at
         positions [B, Q].
 

@@ -49,7 +49,7 @@ def refresh(
         _for_all(canvas, a) for a in (canvas.valid, positions, jnp.maximum(at, 0))
     )
     tokens = _tokens(canvas, text[:, None])
-    logits, cache = canvas.network.apply(
+    logits, cache, _ = canvas.network.apply(
         canvas.params, tokens, positions, cache, mask=valid, rows=at
     )
     return guided(canvas, logits, text.shape[:1]), cache

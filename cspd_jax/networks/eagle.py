@@ -123,7 +123,7 @@ class Eagle:
             up to its position.
         """
         if visible is None:
-            visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+            visible = cache.seen_from(positions)
         places = positions if slots is None else slots
         kept = (cache.keys[0], cache.values[0])
         embedded = self.embedded(params, tokens)

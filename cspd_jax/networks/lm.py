@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
 from cspd_jax.networks.attention import (
@@ -36,6 +37,22 @@ from cspd_jax.networks.products import Dense, is_large, product
 from cspd_jax.networks.quantised import expand
 
 Array = jax.Array
+
+
+class Pass(NamedTuple):
+    """What a pass of a language model returns.
+
+    logits: [B, Q, V], or what is read from them.
+    cache: with the tokens of the pass in it.
+    states: [B, Q, S D] what entered the S layers asked for, side by side; None if none
+        were.
+    """
+
+    logits: Array
+    cache: ArrayTree
+    states: Array | None
+
+
 _NORMAL = nn.initializers.normal(0.02)
 _ACTIVATIONS = {
     "gelu": gelu,
@@ -263,14 +280,11 @@ class Transformer(nn.Module):
             return _logits(h, table, True, self.by_outputs and is_large(table.shape))
         return self.head(h)
 
-    def __call__(
-        self, tokens: Array, *args, **kwargs
-    ) -> tuple[Array, Cache | None, Array | None]:
-        """Maps ids [B, Q], and what else `hidden` takes, to logits [B, Q, V], the new
-        cache, and the states of `hidden`. Logits of `rows` alone are [B, R, V], those
-        of packed tokens [1, N, V]."""
+    def __call__(self, tokens: Array, *args, **kwargs) -> Pass:
+        """Makes a pass over ids [B, Q], and what else `hidden` takes. Logits of `rows`
+        alone are [B, R, V], those of packed tokens [1, N, V]."""
         h, cache, states = self.hidden(self.embedded(tokens), *args, **kwargs)
-        return self.logits(h), cache, states
+        return Pass(self.logits(h), cache, states)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +313,7 @@ class LM:
 
     def apply(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -307,7 +321,7 @@ class LM:
         mask: Array | None = None,
         rows: Array | None = None,
         entering: tuple[int, ...] = (),
-    ) -> Any:
+    ) -> Pass:
         """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache
         with them in it.
 
@@ -316,15 +330,10 @@ class LM:
         - 1 are padding: nothing is stored, and the logits there are finite and
         meaningless. Without the causal mask every slot is seen. mask [B, max_len]
         (bool) hides slots on top of that. rows [B, R] are indices into Q: logits [B, R,
-        V] of those alone. entering: layers; what enters them, [B, Q, S D], is returned
-        as a third."""
+        V] of those alone. entering: layers; what enters them is returned."""
 
         def run(params, tokens, positions, cache, mask):
-            visible = None
-            if self.config.causal:
-                visible = (
-                    jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-                )
+            visible = cache.seen_from(positions) if self.config.causal else None
             return self._run(
                 params,
                 tokens,
@@ -339,8 +348,9 @@ class LM:
             padding = ((0, 0), (0, FEWEST_ROWS - 1))
             tokens = jnp.pad(tokens, padding)
             positions = jnp.pad(positions, padding, constant_values=cache.max_len)
-            logits, cache, *states = run(params, tokens, positions, cache, mask)
-            return logits[:, :1], cache, *(s[:, :1] for s in states)
+            logits, cache, states = run(params, tokens, positions, cache, mask)
+            first = lambda a: a[:, :1]
+            return Pass(first(logits), cache, jax.tree.map(first, states))
 
         if tokens.size > 1 or rows is not None:
             return run(params, tokens, positions, cache, mask)
@@ -356,7 +366,7 @@ class LM:
 
     def apply_packed(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -364,7 +374,7 @@ class LM:
         size: int,
         read: Callable[[Array], Array],
         entering: tuple[int, ...] = (),
-    ) -> Any:
+    ) -> Pass:
         """Returns read(logits) [B, Q, ...], and the cache, as `apply` does, computed
         for the tokens at positions 0..max_len - 1 alone, of which there must be at most
         `size`. For the others it is zeros.
@@ -373,8 +383,8 @@ class LM:
         entering: as in `apply`.
         """
         packed = packing((positions >= 0) & (positions < cache.max_len), size)
-        visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-        logits, cache, *states = self._run(
+        visible = cache.seen_from(positions)
+        logits, cache, states = self._run(
             params,
             tokens,
             positions,
@@ -385,11 +395,12 @@ class LM:
             packed,
             entering=entering,
         )
-        return packed.unpack(read(logits)), cache, *map(packed.unpack, states)
+        unpacked = packed.unpack
+        return Pass(unpacked(read(logits)), cache, jax.tree.map(unpacked, states))
 
     def hidden(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -397,26 +408,23 @@ class LM:
     ) -> tuple[Array, Cache, Array]:
         """Returns what `apply` makes logits of, the hidden states [B, Q, D] after the
         last norm; the cache; and what enters some of the layers, side by side."""
-        visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+        visible = cache.seen_from(positions)
 
-        def run(network: Transformer) -> Any:
+        def run(network: Transformer) -> tuple[Array, Cache | None, Array | None]:
             return network.hidden(
                 network.embedded(tokens), positions, visible, cache, entering=entering
             )
 
-        return nn.apply(run, self._module)({"params": expand(params, self.dtype)})
+        return self._applied(run, params)
 
-    def logits(self, params, h: Array) -> Array:
+    def logits(self, params: ArrayTree, h: Array) -> Array:
         """Maps hidden states [..., D] to [..., V]. Of the parameters, the head or tied
         table is enough."""
-        logits: Any = self._module.apply(
-            {"params": expand(params, self.dtype)}, h, method="logits"
-        )
-        return logits
+        return self._applied(Transformer.logits, params, h)
 
     def apply_seeing(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -424,7 +432,7 @@ class LM:
         slots: Array,
         visible: Array,
         entering: tuple[int, ...] = (),
-    ) -> Any:
+    ) -> Pass:
         """Does what `apply` does for tokens that may share positions, such as those of
         a tree of drafts.
 
@@ -448,7 +456,7 @@ class LM:
 
     def forward(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         mask: Array | None = None,
         *,
@@ -472,11 +480,11 @@ class LM:
         visible = _and(None if visible is None else visible[None], mask)
         return self._run(
             params, tokens, jnp.broadcast_to(steps, tokens.shape), visible, None, rows
-        )[0]
+        ).logits
 
     def beside(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -494,26 +502,23 @@ class LM:
         """
         versions = tokens.shape[1]
         flat = tokens.reshape(-1, tokens.shape[2])
-        logits, _ = self._run(
+        logits = self._run(
             params,
             flat,
             jnp.repeat(positions, versions, axis=0),
             Beside(own, mask),
             cache,
-            None,
-        )
+        ).logits
         return logits.reshape(*tokens.shape, -1)
 
-    def _run(self, params, *args, entering: tuple[int, ...] = ()) -> Any:
-        """Returns (logits, cache), and the states if there are any."""
-        made: Any = self._module.apply(
-            {"params": expand(params, self.dtype)}, *args, entering=entering
-        )
-        return made if entering else made[:2]
+    def _run(self, params: ArrayTree, *args, **kwargs) -> Pass:
+        return self._applied(Transformer.__call__, params, *args, **kwargs)
 
-    @property
-    def _module(self) -> Transformer:
-        return Transformer(self.config, self.dtype, self.by_outputs)
+    def _applied(self, function: Callable, params: ArrayTree, *args, **kwargs):
+        """Returns function(network, ...), of a network with these parameters."""
+        network = Transformer(self.config, self.dtype, self.by_outputs)
+        own = {"params": expand(params, self.dtype)}
+        return nn.apply(function, network)(own, *args, **kwargs)
 
 
 def _and(visible: Array | None, mask: Array | None) -> Array | None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.check import UserError
-from cspd_jax.language_models import LanguageModel, Model, Prompts, bound
+from cspd_jax.language_models import LanguageModel, Model, Pass, Prompts, bound
 from cspd_jax.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
 
 Array = jax.Array
@@ -150,7 +150,7 @@ def is_any_of(tokens: Array, ids: Array) -> Array:
 
 
 def read_prompts(
-    network: Any,
+    network: LanguageModel,
     params: Any,
     prompts: Prompts,
     max_len: int,
@@ -169,18 +169,17 @@ def read_prompts(
     positions = jnp.where(steps < prompts.lengths[:, None] - 1, steps, max_len)
     # No logits are read here, so only one per row is asked for.
     unused = jnp.zeros((batch, 1), jnp.int32)
-    telling = {"entering": entering} if entering else {}
-    _, cache, *states = network.apply(
-        params, tokens, positions, cache, rows=unused, **telling
+    _, cache, states = network.apply(
+        params, tokens, positions, cache, rows=unused, entering=entering
     )
-    if not states:
+    if states is None:
         return cache, None
-    return cache, jnp.pad(states[0], ((0, 0), (0, max_len - tokens.shape[1]), (0, 0)))
+    return cache, jnp.pad(states, ((0, 0), (0, max_len - tokens.shape[1]), (0, 0)))
 
 
 def read_last_two(
     network: LanguageModel, params: Any, cache: Any, request: DraftRequest
-) -> tuple[Array, Any]:
+) -> Pass:
     """Reads logits [B, 1, V] of the network after the text, whose last two tokens its
     cache may lack."""
     last_two = request.length[:, None] + jnp.arange(-2, 0)
@@ -335,11 +334,11 @@ class ModelDrafter:
     def draft(
         self, params: Any, cache: Any, request: DraftRequest
     ) -> tuple[Drafts, Any]:
-        logits, cache = read_last_two(self.network, params, cache, request)
+        logits, cache, _ = read_last_two(self.network, params, cache, request)
 
         def further(cache: Any, newest: Array, position: Array) -> tuple[Array, Any]:
             newest = known_to(self.network, newest)
-            logits, cache = self.network.apply(
+            logits, cache, _ = self.network.apply(
                 params, newest[:, None], position[:, None], cache
             )
             return logits[:, 0], cache

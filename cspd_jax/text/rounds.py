@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.coupling.draft_length import best_draft_length
 from cspd_jax.info import Calls, Counts
 from cspd_jax.keys import purpose_keys
-from cspd_jax.language_models import LanguageModel, Prompts
+from cspd_jax.language_models import LanguageModel, Pass, Prompts
 from cspd_jax.sampling import (
     NO_TOKEN,
     Purpose,
@@ -258,7 +259,7 @@ def verify_step(
         logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
         return most_probable(logits) if greedy else logits
 
-    seen, cache, *new = target_pass(inputs, tokens, positions, used, state.cache, read)
+    seen, cache, new = target_pass(inputs, tokens, positions, used, state.cache, read)
     states = with_states(state.states, positions, new)
     if greedy:
         return agree(seen, drafts), cache, states
@@ -277,14 +278,14 @@ def verify_step(
 
 
 def with_states(
-    states: Array | None, positions: Array, new: Sequence[Array]
+    states: Array | None, positions: Array, new: Array | None
 ) -> Array | None:
     """Returns the states with those of tokens at `positions` [B, Q], if there are any;
     positions beyond the text are dropped."""
-    if states is None:
-        return None
+    if states is None or new is None:
+        return states
     rows = jnp.arange(len(positions))[:, None]
-    return states.at[rows, positions].set(new[0].astype(states.dtype), mode="drop")
+    return states.at[rows, positions].set(new.astype(states.dtype), mode="drop")
 
 
 def target_pass(
@@ -293,41 +294,38 @@ def target_pass(
     positions: Array,
     used: Array,
     cache: Any,
-    read: Callable,
-) -> tuple[Array, ...]:
-    """Returns read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states [B,
-    Q, S D] if the drafter reads some. used [B, Q]: which tokens are not padding.
+    read: Callable[[Array], Array],
+) -> Pass:
+    """Returns read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states that
+    the drafter reads. used [B, Q]: which tokens are not padding.
 
     Where padding costs time, passes over several numbers of tokens are compiled, and
     the smallest that is enough is run.
     """
     target: Any = inputs.target  # a PackingLanguageModel, if it packs
     params = inputs.params
-    (batch, length) = tokens.shape
-    telling: dict[str, Any] = {"entering": inputs.entering} if inputs.entering else {}
+    batch, length = tokens.shape
+    entering = inputs.entering
 
-    def whole(cache):
-        logits, cache, *states = target.apply(
-            params, tokens, positions, cache, **telling
+    def first(cache: ArrayTree, count: int) -> Pass:
+        made = target.apply(
+            params, tokens[:, :count], positions[:, :count], cache, entering=entering
         )
-        return read(logits), cache, *states
+        return made._replace(logits=read(made.logits))
 
-    def last_alone(cache):
-        logits, cache, *states = target.apply(
-            params, tokens[:, :1], positions[:, :1], cache, **telling
+    def last_alone(cache: ArrayTree) -> Pass:
+        seen, cache, states = first(cache, 1)
+        padded = lambda a: jnp.pad(
+            a, ((0, 0), (0, length - 1)) + ((0, 0),) * (a.ndim - 2)
         )
-        padded = (
-            jnp.pad(a, ((0, 0), (0, length - 1)) + ((0, 0),) * (a.ndim - 2))
-            for a in (read(logits), *states)
-        )
-        first, *states = padded
-        return first, cache, *states
+        return Pass(padded(seen), cache, jax.tree.map(padded, states))
 
-    def packed(size):
-        known: dict[str, Any] = {"size": size, "read": read, **telling}
+    def packed(size: int) -> Callable[[ArrayTree], Pass]:
         return lambda cache: target.apply_packed(
-            params, tokens, positions, cache, **known
+            params, tokens, positions, cache, size=size, read=read, entering=entering
         )
+
+    whole = lambda cache: first(cache, length)
 
     if length == 1 or inputs.exact_bits or not getattr(target, "packs", False):
         return whole(cache)
@@ -338,19 +336,20 @@ def target_pass(
     return one_of(which, [last_alone, *map(packed, sizes), whole], cache)
 
 
-def one_of(which: Array, passes: Sequence[Callable], cache: Any) -> tuple[Array, ...]:
-    """Returns passes[which](cache) = (what was read, the cache, ...), with the cache
-    updated in place.
+def one_of(
+    which: Array, passes: Sequence[Callable[[ArrayTree], Pass]], cache: ArrayTree
+) -> Pass:
+    """Returns passes[which](cache), with the cache updated in place.
 
     As loops of which one takes a turn: XLA would copy the whole cache into a branch,
     and out of it again.
     """
-    seen, _, *more = jax.eval_shape(passes[0], cache)
-    blank = lambda a: jnp.zeros(a.shape, a.dtype)
-    made: Any = jnp.bool_(False), (blank(seen), cache, *map(blank, more))
+    shapes = jax.eval_shape(passes[0], cache)._replace(cache=None)
+    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    made = jnp.bool_(False), blank._replace(cache=cache)
     for number, one in enumerate(passes):
         needed: Callable = lambda made, number=number: (which == number) & ~made[0]
-        turn: Callable = lambda made, one=one: (jnp.bool_(True), one(made[1][1]))
+        turn: Callable = lambda made, one=one: (jnp.bool_(True), one(made[1].cache))
         made = jax.lax.while_loop(needed, turn, made)
     return made[1]
 

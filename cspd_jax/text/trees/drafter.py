@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.language_models import Model, Prompts, TreeLanguageModel, bound
+from cspd_jax.language_models import Model, Pass, Prompts, TreeLanguageModel, bound
 from cspd_jax.sampling import log_probs, noise_at
 from cspd_jax.text.drafters import (
     Drafter,
@@ -67,13 +67,13 @@ class TreeDrafter:
     ) -> tuple[Branches, Any]:
         tree = self.tree
         batch = request.tokens.shape[0]
-        logits, cache = read_last_two(self.network, params, cache, request)
+        logits, cache, _ = read_last_two(self.network, params, cache, request)
         last = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
         tokens = [last]
         log_q = []
         for depth in range(tree.depth):
             if depth > 0:
-                logits, cache = see_nodes(
+                logits, cache, _ = see_nodes(
                     (self.network, params),
                     known_to(self.network, tokens[-1]),
                     cache,
@@ -144,10 +144,9 @@ def see_nodes(
     used: Array,
     levels: range,
     entering: tuple[int, ...] = (),
-) -> Any:
+) -> Pass:
     """Returns logits of the nodes of some levels, tokens [B, nodes], and the cache;
-    they are stored where used [B]. entering: layers; what enters them is returned as a
-    third.
+    they are stored where used [B]. entering: layers; what enters them is returned.
 
     The text of `length` [B] tokens has one slot per position; the drafts' slots follow
     those of the longest text. A node sees the text and its ancestors, at the position
@@ -168,9 +167,14 @@ def see_nodes(
         [jnp.broadcast_to(a, (*tokens.shape, a.shape[-1])) for a in (seen, drafts)],
         axis=-1,
     )
-    telling: dict[str, Any] = {"entering": entering} if entering else {}
     return network.apply_seeing(
-        params, tokens, positions, cache, slots=slots, visible=visible, **telling
+        params,
+        tokens,
+        positions,
+        cache,
+        slots=slots,
+        visible=visible,
+        entering=entering,
     )
 
 

@@ -103,7 +103,7 @@ def verify_step(
     tree = tree_of(inputs.drafter)
     assert tree is not None
     target = cast(TreeLanguageModel, inputs.target), inputs.params
-    logits, cache, *told = see_nodes(
+    logits, cache, told = see_nodes(
         target,
         branches.tokens,
         state.cache,
@@ -146,11 +146,11 @@ def verify_step(
 
 
 def _states_of_path(
-    state: TextState, told: list[Array], path: Array, tau: Array
+    state: TextState, told: Array | None, path: Array, tau: Array
 ) -> Array | None:
     """Adds to the states those of the root and the accepted nodes, of all nodes' [B,
     drafts + 1, S D]."""
-    if state.states is None:
+    if state.states is None or told is None:
         return None
     nodes = jnp.pad(path, ((0, 0), (1, 0)))
     index = jnp.arange(nodes.shape[1])
@@ -160,7 +160,7 @@ def _states_of_path(
     return with_states(
         state.states,
         positions,
-        [jnp.take_along_axis(told[0], nodes[:, :, None], axis=1)],
+        jnp.take_along_axis(told, nodes[:, :, None], axis=1),
     )
 
 
