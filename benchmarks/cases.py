@@ -46,7 +46,7 @@ from cspd_jax.networks import lm
 from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_of
-from cspd_jax.text import Drafting, ModelDrafter, Plain, Speculation
+from cspd_jax.text import Drafter, Drafting, ModelDrafter, Plain, Speculation
 from cspd_jax.text import generation as text_generation
 
 PLAIN = ("plain", "text-plain", "stepwise")  # what the others are compared with
@@ -216,7 +216,7 @@ def params_on_device(config: Any, dtype: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Replayed:
+class Replayed(Drafter):
     """Runs a draft model for its time, while each of its tokens is right with a given
     probability.
 
@@ -225,8 +225,8 @@ class Replayed:
 
     inner: ModelDrafter
 
-    def begin(self, params, prompts, max_len):
-        return self.inner.begin(params[0], prompts, max_len)
+    def begin(self, params, *more):
+        return self.inner.begin(params[0], *more)
 
     def draft(self, params, state, request):
         weights, right, use = params
@@ -441,8 +441,7 @@ def text_cases(scale: Scale) -> list[Case]:
     def drafted(weights, of_draft):
         right = jax.jit(shell.run)(prepare(weights)).tokens
         use = jax.random.bernoulli(jax.random.key(1), share, right.shape)
-        replayed = Replayed(ModelDrafter(drafting))
-        draft = Drafting(replayed, (of_draft, right, use))
+        draft = Drafting(Replayed(ModelDrafter(drafting)), (of_draft, right, use))
         return (prepare(weights, Speculation(draft)),)
 
     def facts(out) -> dict[str, Any]:

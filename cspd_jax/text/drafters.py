@@ -1,6 +1,6 @@
 """What proposes tokens for the target to verify: a smaller model, or copies from the
-text itself; heads are in `states`, trees in `trees`. Any hashable object with the two
-functions of `Drafter` will do."""
+text itself; heads are in `states`, trees in `trees`. A drafter of your own is hashable
+and a subclass of `Drafter`, or like one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.check import UserError
 from cspd_jax.language_models import LanguageModel, Model, Pass, Prompts, bound
@@ -75,27 +76,28 @@ class Drafts(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Pure functions of explicit parameters and of a state, which may be any pytree.
+    """Pure functions of explicit parameters and of a state, which may be any
+    pytree."""
 
-    One that reads the target's states has `entering`, the layers that they enter, and
-    in place of `begin` a function begin_with(params, prompts, max_len, states), of
-    states [B, max_len, S D] of the prompts' tokens but their last.
-    """
+    @property
+    def entering(self) -> tuple[int, ...]:
+        """The layers of the target whose states it reads: those that enter them."""
+        return ()
 
-    def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
-        """Returns the state before the first round, for texts of up to max_len
-        tokens."""
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
+        """Returns the state before the first round, for texts of up to max_len tokens.
+
+        states: [B, max_len, S D] the target's, at the prompts' tokens but their last;
+            None if the drafter reads none.
+        """
 
     def draft(
-        self, params: Any, state: Any, request: DraftRequest
-    ) -> tuple[Drafts, Any]:
+        self, params: ArrayTree, state: ArrayTree, request: DraftRequest
+    ) -> tuple[Drafts, ArrayTree]:
         """Returns drafts and the next state. A row's drafts must depend on that row
         alone."""
-
-
-def entering_of(drafter: Any) -> tuple[int, ...]:
-    """Returns the layers of the target whose states a drafter reads."""
-    return tuple(getattr(drafter, "entering", ()))
 
 
 class Drafting(NamedTuple):
@@ -106,19 +108,18 @@ class Drafting(NamedTuple):
     """
 
     drafter: Drafter
-    params: Any
+    params: ArrayTree
 
 
 DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `Speculation`
 
 
-def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
+def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, ArrayTree]:
     """Returns (drafter, params): a model or a pair (network, params) becomes a
     `ModelDrafter`."""
     if drafter is None:
         return None, None
-    begins = hasattr(drafter, "begin") or hasattr(drafter, "begin_with")
-    if not isinstance(drafter, Drafting) and begins and hasattr(drafter, "draft"):
+    if hasattr(drafter, "draft"):
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
         network, params = bound(cast(Model, drafter))
@@ -313,7 +314,7 @@ def _add_draft(
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts token by token from another language model with the target's ids, with a
     cache of its own.
 
@@ -327,7 +328,9 @@ class ModelDrafter:
 
     network: LanguageModel
 
-    def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
         return read_prompts(self.network, params, known, max_len)[0]
 
@@ -349,7 +352,7 @@ class ModelDrafter:
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Drafter):
     """Copies what followed the last time the text read as it does now.
 
     It looks for the last `longest` tokens earlier in the text, then for fewer, down to
@@ -364,7 +367,9 @@ class PromptLookup:
     longest: int = 4
     shortest: int = 2
 
-    def begin(self, params: Any, prompts: Prompts, max_len: int) -> None:
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> None:
         return None
 
     def draft(

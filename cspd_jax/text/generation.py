@@ -27,7 +27,6 @@ from cspd_jax.language_models import (
 from cspd_jax.parallel import common_mesh
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import rounds
-from cspd_jax.text.drafters import entering_of
 from cspd_jax.text.methods import Method, Plain, Speculation, Tree
 from cspd_jax.text.options import Options
 from cspd_jax.text.rounds import Inputs, TextState
@@ -210,7 +209,6 @@ def prepare(
         max_gamma=max_gamma,
         max_len=max_len,
         exact_bits=options.exact_bits is not None,
-        entering=entering_of(way.drafter),
         params=params,
         drafter_params=way.params,
         prompts=Prompts(_integers(prompts.tokens), lengths),

@@ -67,7 +67,6 @@ class Inputs:
     max_gamma: bound G on the drafts of a round (static).
     max_len: tokens that a row has room for (static).
     exact_bits: every pass reads G + 1 tokens of each row (static).
-    entering: layers of the target whose states the drafter reads (static).
     params: of the target.
     drafter_params: of the drafter.
     prompts: what the rows begin with.
@@ -87,7 +86,6 @@ class Inputs:
     max_gamma: int = dataclasses.field(metadata={"static": True})
     max_len: int = dataclasses.field(metadata={"static": True})
     exact_bits: bool = dataclasses.field(metadata={"static": True})
-    entering: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     params: Any
     drafter_params: Any
     prompts: Prompts
@@ -98,6 +96,11 @@ class Inputs:
     gamma: Array
     draft_cost: Array | None
     confidence: Array | None
+
+    @property
+    def entering(self) -> tuple[int, ...]:
+        """The layers of the target whose states the drafter reads."""
+        return () if self.drafter is None else self.drafter.entering
 
     @property
     def num_ids(self) -> int:
@@ -143,20 +146,14 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
     batch, longest = prompts.tokens.shape
     known = jnp.where(jnp.arange(longest) < prompts.lengths[:, None], prompts.tokens, 0)
     prompts = prompts._replace(tokens=known)
-    target = inputs.target
-    entering = inputs.entering
-    drafter = inputs.drafter
     cache, states = read_prompts(
-        target, inputs.params, prompts, max_len + spare, entering
+        inputs.target, inputs.params, prompts, max_len + spare, inputs.entering
     )
-    drafter_state: Any = None
-    if drafter is not None and states is not None:
-        reader: Any = drafter
-        drafter_state = reader.begin_with(
+    drafter_state = None
+    if inputs.drafter is not None:
+        drafter_state = inputs.drafter.begin(
             inputs.drafter_params, prompts, max_len, states
         )
-    elif drafter is not None:
-        drafter_state = drafter.begin(inputs.drafter_params, prompts, max_len)
     return TextState(
         tokens=jnp.pad(known, ((0, 0), (0, max_len - longest))),
         length=prompts.lengths,

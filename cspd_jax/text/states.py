@@ -9,10 +9,11 @@ what the head made of the place before.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.check import UserError, check_head_ids
 from cspd_jax.language_models import Model, Prompts, bound
@@ -35,7 +36,7 @@ class _Newest(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Drafts token by token with a head that reads the target's states.
 
     Between rounds its cache lacks at most the G + 1 places that the last round added,
@@ -56,9 +57,9 @@ class HeadDrafter:
     def entering(self) -> tuple[int, ...]:
         return self.head.entering
 
-    def begin_with(
-        self, params: Any, prompts: Prompts, max_len: int, states: Array
-    ) -> Any:
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
         cache = self.head.empty_cache(len(prompts.tokens), max_len)
         first = jnp.zeros(len(prompts.tokens), jnp.int32)
         return self._see(
@@ -107,7 +108,6 @@ class HeadDrafter:
     ) -> tuple[Array, Any]:
         """Returns the head's states at the last `count` places of the texts, and the
         cache with them."""
-        assert request.states is not None
         texts = Prompts(request.tokens, request.length)
         first = request.length - 1 - count
         return self._see(params, cache, texts, first, count, request.states)
@@ -119,11 +119,12 @@ class HeadDrafter:
         texts: Prompts,
         first: Array,
         count: int,
-        states: Array,
-    ) -> tuple[Array, Any]:
+        states: Array | None,
+    ) -> tuple[Array, ArrayTree]:
         """Returns the head's states at `count` places of texts from `first` [B] on, and
         the cache; those that there are not yet, for lack of a token after them, are
         padding."""
+        assert states is not None
         places = first[:, None] + jnp.arange(count)
         there = (places >= 0) & (places < texts.lengths[:, None] - 1)
         last = texts.tokens.shape[1] - 1
@@ -157,7 +158,7 @@ def draft_from_states(
             **params,
             "embedding": expand(of_target["embed"], network.dtype)["embedding"],
         }
-    return Drafting(cast(Drafter, HeadDrafter(network, confidence)), params)
+    return Drafting(HeadDrafter(network, confidence), params)
 
 
 def check_head(head: Any, target: Any) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.language_models import Model, Pass, Prompts, TreeLanguageModel, bound
 from cspd_jax.sampling import log_probs, noise_at
@@ -57,8 +58,11 @@ class TreeDrafter:
 
     network: TreeLanguageModel
     tree: Tree
+    entering: ClassVar[tuple[int, ...]] = ()
 
-    def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
         return read_prompts(self.network, params, known, max_len + self.tree.drafts)[0]
 
@@ -129,7 +133,7 @@ def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
     return Drafting(cast(Drafter, TreeDrafter(network, tree)), params)
 
 
-def tree_of(drafter: Any) -> Tree | None:
+def tree_of(drafter: object) -> Tree | None:
     """Returns the tree that a drafter draws; None if it draws none."""
     tree = getattr(drafter, "tree", None)
     return tree if isinstance(tree, Tree) else None

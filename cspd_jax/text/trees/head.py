@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.check import UserError
 from cspd_jax.language_models import Prompts
@@ -36,10 +37,10 @@ class HeadTreeDrafter:
     def entering(self) -> tuple[int, ...]:
         return self.head.entering
 
-    def begin_with(
-        self, params: Any, prompts: Prompts, max_len: int, states: Array
-    ) -> Any:
-        return HeadDrafter(self.head).begin_with(
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
+        return HeadDrafter(self.head).begin(
             params, prompts, max_len + self.tree.drafts, states
         )
 
