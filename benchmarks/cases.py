@@ -43,9 +43,10 @@ from cspd_jax.image.recipe import Batch
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.models import ImageModel
 from cspd_jax.networks import lm
-from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LMConfig
+from cspd_jax.networks.mar import MAR_PRESETS, MARConfig
 from cspd_jax.networks.registry import kind_of
+from cspd_jax.networks.sphere import SPHERE_PRESETS
 from cspd_jax.text import Drafter, Drafting, ModelDrafter, Plain, Speculation
 from cspd_jax.text import generation as text_generation
 

@@ -21,8 +21,8 @@ from cspd_jax.converters import hf
 from cspd_jax.converters._tables import Format, Options, Put, Tensor
 from cspd_jax.converters.lm import FAMILIES
 from cspd_jax.converters.torch_file import open_checkpoint
-from cspd_jax.networks.eagle import abstract_params
-from cspd_jax.networks.lm_config import EagleConfig, LMConfig
+from cspd_jax.networks.eagle import EagleConfig, abstract_params
+from cspd_jax.networks.lm import LMConfig
 
 _BIN = "pytorch_model.bin"
 _SIZES = "transformer_layer_config"  # of speculators

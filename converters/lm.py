@@ -30,8 +30,7 @@ from cspd_jax.converters._tables import (
     entries,
 )
 from cspd_jax.converters.hf import GENERATION, Folder, Values, known_ids
-from cspd_jax.networks.lm import abstract_params
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LMConfig, abstract_params
 
 _ACTIVATIONS = {
     "gelu": "gelu",

@@ -17,9 +17,8 @@ from cspd_jax.check import UserError
 from cspd_jax.converters._tables import Format, Options, Put, Table, Tensor
 from cspd_jax.converters.hf import Folder, known_ids
 from cspd_jax.converters.lm import LLAMA_TABLE, llama_fields, refuse_the_unrepresentable
-from cspd_jax.networks.config import NextStepConfig
-from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.nextstep import abstract_params, place_table
+from cspd_jax.networks.lm import LMConfig
+from cspd_jax.networks.nextstep import NextStepConfig, abstract_params, place_table
 
 MODEL_TYPE = "nextstep"
 _PLACES = "gen_pos_embed"  # a table that is computed again

@@ -9,8 +9,7 @@ from typing import Any
 
 from cspd_jax.check import UserError
 from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, Table
-from cspd_jax.networks.config import SphereConfig
-from cspd_jax.networks.sphere import abstract_params
+from cspd_jax.networks.sphere import SphereConfig, abstract_params
 
 _HEAD_DIM = 64  # of every published model; the weights do not say it
 

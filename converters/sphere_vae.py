@@ -7,8 +7,7 @@ In files of the autoencoder alone and in those of a whole model the names begin 
 from __future__ import annotations
 
 from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, Table
-from cspd_jax.networks.config import SphereVAEConfig
-from cspd_jax.networks.sphere_vae import abstract_params
+from cspd_jax.networks.sphere_vae import SphereVAEConfig, abstract_params
 
 PREFIX = "vae."
 

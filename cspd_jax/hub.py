@@ -18,9 +18,9 @@ from cspd_jax.check import UserError, check_head_ids
 from cspd_jax.converters import eagle, flux, hf
 from cspd_jax.converters.source import Source, convert, make_config, open_source
 from cspd_jax.models import VAE, HeadModel, ImageModel, TextModel
-from cspd_jax.networks.config import MAR_PRESETS
 from cspd_jax.networks.eagle import Eagle
 from cspd_jax.networks.lm import LM
+from cspd_jax.networks.mar import MAR_PRESETS
 from cspd_jax.networks.registry import IMAGE_KINDS
 
 DEFAULTS = {  # name -> folder

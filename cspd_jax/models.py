@@ -10,17 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from jax.sharding import Mesh
 
-from cspd_jax.networks.config import (
-    KLConfig,
-    MARConfig,
-    NextStepConfig,
-    SphereConfig,
-    SphereVAEConfig,
-)
+from cspd_jax.networks.autoencoder import KLConfig
 from cspd_jax.networks.eagle import Eagle
-from cspd_jax.networks.lm import LM
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LM, LMConfig
+from cspd_jax.networks.mar import MARConfig
+from cspd_jax.networks.nextstep import NextStepConfig
 from cspd_jax.networks.products import by_outputs, gains_by_outputs
+from cspd_jax.networks.sphere import SphereConfig
+from cspd_jax.networks.sphere_vae import SphereVAEConfig
 
 ImageConfig: TypeAlias = MARConfig | SphereConfig | NextStepConfig
 # The options that a checkpoint may have values for.

@@ -29,9 +29,11 @@ from cspd_jax._utils.files import check_new_folder, read_object, written_beside
 from cspd_jax.check import UserError, naming, shown
 from cspd_jax.converters._tables import check_shapes
 from cspd_jax.networks import autoencoder, eagle, inception, lm, sphere_vae
-from cspd_jax.networks.config import FluxConfig, KLConfig, SphereVAEConfig
-from cspd_jax.networks.lm_config import EagleConfig, LMConfig
+from cspd_jax.networks.autoencoder import FluxConfig, KLConfig
+from cspd_jax.networks.eagle import EagleConfig
+from cspd_jax.networks.lm import LMConfig
 from cspd_jax.networks.registry import IMAGE_KINDS, ImageKind
+from cspd_jax.networks.sphere_vae import SphereVAEConfig
 from cspd_jax.parallel import sharding
 
 FORMAT_VERSION = 1

@@ -16,14 +16,65 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.check import UserError
 from cspd_jax.networks.attention import Cache
-from cspd_jax.networks.layers import Norm, described, rotation
-from cspd_jax.networks.lm import LM, Attention, Head, Mlp
-from cspd_jax.networks.lm_config import EagleConfig
+from cspd_jax.networks.layers import Norm, described
+from cspd_jax.networks.lm import LM, Attention, Head, LMConfig, Mlp, rotation
 from cspd_jax.networks.products import Dense
 
 Array = jax.Array
 _NORMAL = nn.initializers.normal(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig:
+    """A drafting head in the form of EAGLE-3.
+
+    layer: its one decoder layer, and how many ids it has of its own.
+    entering: layers of the target, counted from 0; what enters them is read, side by
+        side. Without any they are those of `published_layers`, for whatever target it
+        is bound to.
+    state_width: numbers of one such state, the target's width.
+    target_ids: ids of the target.
+    own_embedding: it has a table of the target's ids; otherwise it reads the target's.
+    norm_before_residual: the state is normalised before it is added to what the layer
+        makes of it.
+    """
+
+    layer: LMConfig
+    entering: tuple[int, ...]
+    state_width: int
+    target_ids: int
+    own_embedding: bool = False
+    norm_before_residual: bool = False
+
+    @property
+    def states(self) -> int:
+        """How many layers' states it reads."""
+        return len(self.entering) or len(published_layers(6))
+
+    def bound_to(self, depth: int | None) -> EagleConfig:
+        """Returns the configuration for a target with this many layers; None is a
+        target that does not say."""
+        if self.entering:
+            return self
+        if depth is None:
+            raise UserError(
+                "the head names no layers, and the target does not say how many it has"
+            )
+        return dataclasses.replace(self, entering=published_layers(depth))
+
+    @property
+    def ids(self) -> int:
+        """Of its own."""
+        return self.layer.vocab_size
+
+
+def published_layers(depth: int) -> tuple[int, int, int]:
+    """Returns the low, middle and high layer of a target of `depth` layers that
+    EAGLE-3's heads read."""
+    low, high = (2, depth - 3) if depth >= 6 else (0, depth - 1)
+    return low, depth // 2, high
 
 
 class EagleLayer(nn.Module):

@@ -13,15 +13,18 @@ overwritten before anything reads them.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from chex import ArrayTree
 
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
+from cspd_jax.check import UserError
 from cspd_jax.networks.attention import (
     Beside,
     Cache,
@@ -31,34 +34,154 @@ from cspd_jax.networks.attention import (
     packing,
     write,
 )
-from cspd_jax.networks.layers import Norm, described, gelu, rotate, rotation, take_rows
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.layers import Norm, described, gelu, take_rows
 from cspd_jax.networks.products import Dense, is_large, product
 from cspd_jax.networks.quantised import expand
 
 Array = jax.Array
-
-
-class Pass(NamedTuple):
-    """What a pass of a language model returns.
-
-    logits: [B, Q, V], or what is read from them.
-    cache: with the tokens of the pass in it.
-    states: [B, Q, S D] what entered the S layers asked for, side by side; None if none
-        were.
-    """
-
-    logits: Array
-    cache: ArrayTree
-    states: Array | None
-
-
 _NORMAL = nn.initializers.normal(0.02)
 _ACTIVATIONS = {
     "gelu": gelu,
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "silu": jax.nn.silu,
 }
+_CHOICES = {
+    "activation": _ACTIVATIONS,
+    "norm": ("layer", "rms"),
+    "rope_scaling": ("none", "linear", "llama3"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LMConfig:
+    """A language model over `vocab_size` ids.
+
+    family: whose conventions it follows, for example gpt_neox, llama or qwen2.
+    known_ids: ids from this one on have no token (padding of the vocabulary);
+        vocab_size if that is unknown.
+    kv_heads: heads of keys and values; each serves heads / kv_heads query heads.
+    activation: gelu (by erf), gelu_tanh or silu.
+    gated_mlp: down(activation(gate x) * up x); otherwise there is no gate.
+    norm: layer (with bias) or rms.
+    parallel_residual: x + attention(norm x) + mlp(norm' x).
+    rope_theta: base of the rotary frequencies.
+    rotary_share: fraction of head_dim that is rotated.
+    rope_scaling: none; linear, which divides all frequencies by rope_factor; or llama3,
+        which divides those that turn less than rope_low_frequency times in
+        rope_original_positions, and keeps those that turn more than rope_high_frequency
+        times.
+    max_positions: the length it was made for.
+    causal: False for masked-diffusion models.
+    shifted: hidden state i - 1 predicts the token at position i of a masked-diffusion
+        model, as in Dream.
+    bos_ids: ids that begin a text; possibly none.
+    eos_ids: ids that end a text; possibly none.
+    mask_ids: the id that stands for a token to be found; none in causal models.
+    """
+
+    family: str
+    vocab_size: int
+    known_ids: int
+    width: int
+    depth: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    max_positions: int
+    activation: str = "silu"
+    gated_mlp: bool = True
+    norm: str = "rms"
+    norm_eps: float = 1e-5
+    parallel_residual: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: float = 10_000.0
+    rotary_share: float = 1.0
+    rope_scaling: str = "none"
+    rope_factor: float = 1.0
+    rope_low_frequency: float = 1.0
+    rope_high_frequency: float = 4.0
+    rope_original_positions: int = 8192
+    tie_embeddings: bool = False
+    causal: bool = True
+    shifted: bool = False
+    bos_ids: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    mask_ids: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise UserError(
+                    f"the model's {name} is {value!r}; it must be one of"
+                    f" {', '.join(choices)}"
+                )
+        if self.heads % self.kv_heads:
+            raise UserError(
+                f"{self.heads} query heads cannot share {self.kv_heads} key-value heads"
+                " evenly"
+            )
+        if self.rotary_dim % 2:
+            raise UserError(
+                f"{self.rotary_dim} dimensions of a head cannot be rotated in pairs"
+            )
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head's query and key are normalised before they are rotated, as
+        Qwen3 does."""
+        return self.family == "qwen3"
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many dimensions of a head are rotated; always the first ones."""
+        return int(self.rotary_share * self.head_dim)
+
+
+def frequencies(config: LMConfig) -> np.ndarray:
+    """Returns the radians per position of each rotated pair: [rotary_dim / 2]
+    float64."""
+    plain = config.rope_theta ** (
+        -np.arange(0, config.rotary_dim, 2) / config.rotary_dim
+    )
+    if config.rope_scaling == "none":
+        return plain
+    slowed = plain / config.rope_factor
+    if config.rope_scaling == "linear":
+        return slowed
+    # llama3: the number of turns that a pair makes over the original length determines
+    # how much it is slowed.
+    turns = config.rope_original_positions * plain / (2 * math.pi)
+    low = config.rope_low_frequency
+    high = config.rope_high_frequency
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return kept * plain + (1 - kept) * slowed
+
+
+def rotation(
+    config: LMConfig, positions: Array, dtype=jnp.float32
+) -> tuple[Array, Array]:
+    """Maps positions [B, Q] to cosines and sines [B, Q, 1, rotary_dim / 2], the same
+    for all heads."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    angles = positions[:, :, None, None].astype(wide) * jnp.asarray(
+        frequencies(config), wide
+    )
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
+    """Rotates the first rotary_dim dimensions of x [B, Q, H, Dh] in pairs (i, i +
+    rotary_dim / 2)."""
+    cos, sin = cos_sin
+    half = cos.shape[-1]
+    a = x[..., :half]
+    b = x[..., half : 2 * half]
+    rest = x[..., 2 * half :]
+    turned = [(a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)]
+    return jnp.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
 
 
 class Head(nn.Module):
@@ -203,6 +326,20 @@ class Layer(nn.Module):
             return x + attended + mlp(mlp_norm(x)), slots
         x = x + attended
         return x + mlp(mlp_norm(x)), slots
+
+
+class Pass(NamedTuple):
+    """What a pass of a language model returns.
+
+    logits: [B, Q, V], or what is read from them.
+    cache: with the tokens of the pass in it.
+    states: [B, Q, S D] what entered the S layers asked for, side by side; None if none
+        were.
+    """
+
+    logits: Array
+    cache: ArrayTree
+    states: Array | None
 
 
 class Transformer(nn.Module):

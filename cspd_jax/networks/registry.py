@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cspd_jax.networks import mar, nextstep, sphere
-from cspd_jax.networks.config import MARConfig, NextStepConfig, SphereConfig
+from cspd_jax.networks.mar import MARConfig
+from cspd_jax.networks.nextstep import NextStepConfig
+from cspd_jax.networks.sphere import SphereConfig
 
 
 class ImageKind(NamedTuple):

@@ -8,6 +8,7 @@ turned into underscores.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -17,13 +18,53 @@ import jax.numpy as jnp
 from jax.scipy.special import betaln, digamma
 
 from cspd_jax.networks.autoencoder import GroupNorm
-from cspd_jax.networks.config import SphereVAEConfig
 from cspd_jax.networks.layers import RMSNorm, at_least_float32, described
 from cspd_jax.networks.sphere_layers import Block, linear, rotary_2d
 
 Array = jax.Array
 _LEAST_NORM = 1e-12
 _SAME = 1e-6  # 1-norm of mu - e1 below which nothing is reflected
+_HEAD_DIM = 64  # of the transformers' attention
+
+
+@dataclasses.dataclass(frozen=True)
+class SphereVAEConfig:
+    """The S-VAE. The defaults are those of the published one (75 M parameters, stride
+    16).
+
+    channels: of each level of resolution, the outermost first; the last is the
+        transformers' width.
+    encoder_depth, decoder_depth: transformer blocks.
+    latent_dim: numbers per token.
+    registers: tokens in front of the image's, of no place in it.
+    image_channels: channels of the images.
+    """
+
+    channels: tuple[int, ...] = (64, 64, 128, 256, 512)
+    encoder_depth: int = 6
+    decoder_depth: int = 12
+    latent_dim: int = 16
+    registers: int = 4
+    image_channels: int = 3
+
+    @property
+    def width(self) -> int:
+        """Of the transformers."""
+        return self.channels[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.width // _HEAD_DIM
+
+    @property
+    def stride(self) -> int:
+        """Pixels along a side of a token."""
+        return 2 ** (len(self.channels) - 1)
+
+    @property
+    def embed_dim(self) -> int:
+        """Channels of the latents, as KLConfig calls them."""
+        return self.latent_dim
 
 
 class Posterior(NamedTuple):

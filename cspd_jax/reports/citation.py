@@ -21,9 +21,9 @@ _OF_CLASS = {
     "image.methods.SelfSpeculation": "block",
     "image.rounds.PathCriterion": "block",
     "masked.options.SelfSpeculation": "ssd",
-    "networks.config.MARConfig": "mar",
-    "networks.config.SphereConfig": "sphere",
-    "networks.lm_config.EagleConfig": "eagle3",
+    "networks.mar.MARConfig": "mar",
+    "networks.sphere.SphereConfig": "sphere",
+    "networks.eagle.EagleConfig": "eagle3",
     "text.methods.Tree": "specinfer",
 }
 _OF_VALUE = {  # of a field of a configuration or of options

@@ -21,7 +21,7 @@ from cspd_jax.cli._flags import progress
 from cspd_jax.cli.text import default_draft, load_drafter
 from cspd_jax.keys import seed_key
 from cspd_jax.models import VAE, ImageModel, TextModel
-from cspd_jax.networks.config import NextStepConfig
+from cspd_jax.networks.nextstep import NextStepConfig
 
 RULES = {
     "block verification": "block",

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cspd_jax.check import UserError
-from cspd_jax.networks.config import MARConfig
-from cspd_jax.networks.lm_config import EagleConfig
+from cspd_jax.networks.eagle import EagleConfig
+from cspd_jax.networks.mar import MARConfig
 from cspd_jax.training.data.folder import Folder
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.text import Texts

@@ -19,10 +19,10 @@ from cspd_jax.check import UserError
 from cspd_jax.image.pixels import patchify
 from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.networks import lm
-from cspd_jax.networks.config import MARConfig, SphereConfig
-from cspd_jax.networks.lm import LM
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LM, LMConfig
+from cspd_jax.networks.mar import MARConfig
 from cspd_jax.networks.registry import kind_name, kind_of
+from cspd_jax.networks.sphere import SphereConfig
 from cspd_jax.parallel import replicate
 from cspd_jax.training import run as runs
 from cspd_jax.training.config import HeadTrainConfig, RunConfig, TrainConfig, to_json

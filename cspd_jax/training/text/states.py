@@ -19,9 +19,8 @@ import numpy as np
 
 from cspd_jax import text
 from cspd_jax.check import UserError
-from cspd_jax.networks.eagle import Eagle, init_params
-from cspd_jax.networks.lm import LM
-from cspd_jax.networks.lm_config import EagleConfig, LMConfig, published_layers
+from cspd_jax.networks.eagle import Eagle, EagleConfig, init_params, published_layers
+from cspd_jax.networks.lm import LM, LMConfig
 from cspd_jax.training.config import HeadTrainConfig
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.run import INIT, MEASURE, Learning, descend, run_key
