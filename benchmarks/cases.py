@@ -194,8 +194,8 @@ def by_the_device(case: Case) -> Case:
 def by_the_host(about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the identity of the row of the same program, whose loops the host
     runs."""
-    words = [word for word in about["options"].split(", ") if word != "device loops"]
-    return {**about, "options": ", ".join(words)}
+    words = about["options"].split(", ")
+    return {**about, "options": ", ".join(w for w in words if w != "device loops")}
 
 
 def random_params(config: Any, dtype: str) -> Any:
@@ -203,10 +203,9 @@ def random_params(config: Any, dtype: str) -> Any:
     output zero."""
     module = lm if isinstance(config, LMConfig) else kind_of(config)
     leaves, tree = jax.tree.flatten(module.abstract_params(config))
-    keys = jax.random.split(jax.random.key(0), len(leaves))
     drawn = [
         (0.02 * jax.random.normal(k, a.shape, jnp.float32)).astype(dtype)
-        for k, a in zip(keys, leaves)
+        for k, a in zip(jax.random.split(jax.random.key(0), len(leaves)), leaves)
     ]
     return jax.tree.unflatten(tree, drawn)
 
@@ -233,7 +232,7 @@ class Replayed(Drafter):
         weights, right, use = params
         drafts, state = self.inner.draft(weights, state, request)
         at = request.length[:, None] + jnp.arange(request.max_gamma)
-        take = lambda a: jnp.take_along_axis(a, jnp.minimum(at, a.shape[1] - 1), axis=1)
+        take = lambda a: jnp.take_along_axis(a, jnp.minimum(at, a.shape[1] - 1), 1)
         wrong = (
             take(right) + 1 + drafts.tokens % 2
         ) % request.num_ids  # so that the draft is not left out

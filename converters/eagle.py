@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.files import read_object
 from cspd_jax.check import UserError
@@ -106,7 +106,7 @@ class _Format(Format):
         self,
         config: EagleConfig,
         tensors: Mapping[str, Tensor],
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         put: Put | None = None,
     ) -> dict:
         """Adds which of the target's ids each of the head's is."""

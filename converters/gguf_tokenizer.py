@@ -9,7 +9,6 @@ another tokenizer are converted without one.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ _WORDS = (
 )
 
 
-def _by_pattern(pattern: str) -> list[dict[str, Any]]:
+def _by_pattern(pattern: str) -> list[dict[str, object]]:
     split = {
         "type": "Split",
         "pattern": {"Regex": pattern},
@@ -37,7 +36,7 @@ def _by_pattern(pattern: str) -> list[dict[str, Any]]:
     return [split, _byte_level(use_regex=False)]
 
 
-def _byte_level(use_regex: bool) -> dict[str, Any]:
+def _byte_level(use_regex: bool) -> dict[str, object]:
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -108,7 +107,7 @@ def _types(metadata: Values) -> np.ndarray:
     return np.array(metadata.get("tokenizer.ggml.token_type", [1] * len(tokens)))
 
 
-def _tokenizer(metadata: Values) -> dict[str, Any]:
+def _tokenizer(metadata: Values) -> dict[str, object]:
     tokens = metadata["tokenizer.ggml.tokens"]
     types = _types(metadata)
     split = metadata.get("tokenizer.ggml.pre", "default")
@@ -146,7 +145,7 @@ def _tokenizer(metadata: Values) -> dict[str, Any]:
     }
 
 
-def _beginning(metadata: Values, split: str) -> dict[str, Any]:
+def _beginning(metadata: Values, split: str) -> dict[str, object]:
     """Puts the token that begins a text before it, if the file says so; Llama 3 does
     unless told not to."""
     plain = _byte_level(use_regex=True) | {"trim_offsets": False}
@@ -155,7 +154,7 @@ def _beginning(metadata: Values, split: str) -> dict[str, Any]:
     i = metadata["tokenizer.ggml.bos_token_id"]
     first = metadata["tokenizer.ggml.tokens"][i]
 
-    def begun(text: str, n: int) -> list[dict[str, Any]]:
+    def begun(text: str, n: int) -> list[dict[str, object]]:
         return [
             {"SpecialToken": {"id": first, "type_id": n}},
             {"Sequence": {"id": text, "type_id": n}},
@@ -170,7 +169,7 @@ def _beginning(metadata: Values, split: str) -> dict[str, Any]:
     return {"type": "Sequence", "processors": [plain, template]}
 
 
-def _settings(metadata: Values) -> dict[str, Any]:
+def _settings(metadata: Values) -> dict[str, str]:
     """Lists the special tokens by their roles, and the chat template."""
     found = {"tokenizer_class": "PreTrainedTokenizerFast"}
     tokens = metadata["tokenizer.ggml.tokens"]

@@ -33,7 +33,7 @@ class Values(dict[str, Any]):
     """A JSON object, or what else a file says by names. What is null counts as not
     said."""
 
-    def __init__(self, values: Mapping[str, Any]):
+    def __init__(self, values: Mapping[str, object]):
         super().__init__(
             {name: value for name, value in values.items() if value is not None}
         )
@@ -50,7 +50,7 @@ class Values(dict[str, Any]):
         """Makes the error that says why a value is not supported."""
         return UserError(f"{name} is {shown(self.get(name))}; {why}")
 
-    def only(self, **supported: Any) -> None:
+    def only(self, **supported: object) -> None:
         """Refuses every value, of those that are said, that is another than the
         supported one."""
         for name, value in supported.items():
@@ -79,7 +79,7 @@ class Folder:
         )
 
 
-def published_config(path: str | os.PathLike) -> dict[str, Any]:
+def published_config(path: str | os.PathLike) -> dict[str, object]:
     """Returns the config.json of a folder; nothing if it has none, or is a checkpoint
     folder of ours."""
     try:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.files import read_object
 from cspd_jax.check import UserError
@@ -436,7 +437,7 @@ class _Format(Format):
         self,
         config: LMConfig,
         tensors: Mapping[str, Tensor],
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         put: Put | None = None,
     ) -> dict:
         """Refuses a copy of a tied output layer that is another than the embedding."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax.check import UserError
 from cspd_jax.converters._tables import Format, Options, Put, Table, Tensor
@@ -51,7 +51,7 @@ class _Format(Format):
         self,
         config: NextStepConfig,
         tensors: Mapping[str, Tensor],
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         put: Put | None = None,
     ) -> dict:
         """Refuses a table of places that is another than the one the network

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.files import file_sha256
 from cspd_jax.check import UserError
@@ -31,7 +32,7 @@ from cspd_jax.converters import (
     sphere,
     sphere_vae,
 )
-from cspd_jax.converters._tables import Format, Options, Put, Shapes, Tensor
+from cspd_jax.converters._tables import Args, Format, Options, Put, Shapes, Tensor
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_file import LazyTensor, Namespace, open_checkpoint
 
@@ -77,7 +78,7 @@ class Source:
     path: Path
     kind: str
     tensors: Mapping[str, Tensor]
-    args: Mapping[str, Any]
+    args: Args
     folder: hf.Folder | None = None
     gguf: gguf.GGUF | None = None
 
@@ -210,9 +211,7 @@ def _open_file(path: Path) -> Source:
     return Source(path, "lm", found.tensors, found.metadata, gguf=found)
 
 
-def _of_file(
-    path: Path, tensors: Mapping[str, Tensor], args: Mapping[str, Any]
-) -> Source:
+def _of_file(path: Path, tensors: Mapping[str, Tensor], args: Args) -> Source:
     """Finds the kind by the names of the tensors."""
     for kind, names in _NAMES.items():
         if any(name.startswith(names) for name in tensors):
@@ -270,7 +269,7 @@ def make_config(source: Source, options: Options = Options()) -> Any:
         return converter.make_config(source.shapes, source.args, options)
 
 
-def check(source: Source, config: Any) -> None:
+def check(source: Source, config: object) -> None:
     """Refuses what `convert` would refuse by names, shapes and types of tensors. Reads
     no number."""
     with _naming(source.path):
@@ -280,7 +279,10 @@ def check(source: Source, config: Any) -> None:
 
 
 def convert(
-    source: Source, config: Any, dtype: Any = np.float32, put: Put | None = None
+    source: Source,
+    config: object,
+    dtype: DTypeLike = np.float32,
+    put: Put | None = None,
 ) -> dict:
     """Returns the Flax parameter tree of numpy arrays, or of what `put` makes of each
     path and array."""

@@ -40,7 +40,7 @@ def naming(where: object) -> Iterator[None]:
         raise UserError(f"{where}: {error}") from None
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Returns a value from a file as a sentence quotes it: like repr, but short."""
     return _QUOTE.repr(value)[:_SHOWN]
 
@@ -55,7 +55,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
-def check_draft(target: Any, draft: Any) -> None:
+def check_draft(target: object, draft: object) -> None:
     """Raises UserError unless `draft` generates the same kind of token sequence as
     `target`."""
     for field, meaning in (
@@ -106,7 +106,7 @@ def check_vocabularies(target: Any, draft: Any) -> None:
     )
 
 
-def check_method(method: Any, methods: tuple[type, ...]) -> None:
+def check_method(method: object, methods: tuple[type, ...]) -> None:
     """Raises a UserError that says what to write unless this is one of the methods."""
     if isinstance(method, methods):
         return
@@ -115,7 +115,7 @@ def check_method(method: Any, methods: tuple[type, ...]) -> None:
     raise UserError(f"the method is {what}; write one of {names}")
 
 
-def check_options(options: Any, kind: type) -> None:
+def check_options(options: object, kind: type) -> None:
     """Raises a UserError unless these are options of this kind, with names that are
     among their choices."""
     if not isinstance(options, kind):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from cspd_jax import parallel, weights
 from cspd_jax.check import UserError, check_head_ids
@@ -68,7 +69,7 @@ _KINDS = {  # what a person calls a type, and the kinds of checkpoints that are 
 
 def load(
     name_or_path: str | os.PathLike,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     of: type | None = None,
 ) -> Any:
@@ -126,12 +127,10 @@ def describe(name_or_path: str | os.PathLike, of: type | None = None) -> Any:
 
 def own_vae(model: ImageModel) -> str | None:
     """Returns the folder of the autoencoder that a model came with."""
-    folder = model.folder / AUTOENCODER if model.folder else None
-    return (
-        str(folder)
-        if folder is not None and (folder / "config.json").is_file()
-        else None
-    )
+    if model.folder is None:
+        return None
+    folder = model.folder / AUTOENCODER
+    return str(folder) if (folder / "config.json").is_file() else None
 
 
 def shipped_folder(name: str) -> Path | None:
@@ -186,7 +185,7 @@ def _check_kind(kind: str, of: type | None, name: str) -> None:
 def _model(
     name: str,
     found: weights.Checkpoint,
-    dtype: Any,
+    dtype: DTypeLike,
     folder: Path | None,
     mesh: Mesh | None,
 ) -> Any:

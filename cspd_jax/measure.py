@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 
@@ -16,7 +16,9 @@ Made = TypeVar("Made")
 
 
 def seconds_in_turns(
-    runs: Mapping[str, Callable[[], Any]], repeats: int, longest: float = float("inf")
+    runs: Mapping[str, Callable[[], object]],
+    repeats: int,
+    longest: float = float("inf"),
 ) -> dict[str, list[float]]:
     """Measures the seconds of each run, `repeats` times; runs take turns, so a busy
     machine is fair to all.
@@ -53,7 +55,7 @@ class Choice(NamedTuple, Generic[Request]):
 
 
 def median_seconds(
-    runs: Mapping[str, Callable[[], Any]], repeats: int = 5, longest: float = 20.0
+    runs: Mapping[str, Callable[[], object]], repeats: int = 5, longest: float = 20.0
 ) -> dict[str, float]:
     """Measures the median seconds of each run, in turns; what does not fit into memory
     takes for ever. Each is called once before, to be compiled."""

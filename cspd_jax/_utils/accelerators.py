@@ -14,19 +14,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 # The fewest rows of a matrix product. One row would be computed as the sum of an array
 # of the matrix's size.
 FEWEST_ROWS = 8
 
 
-def by_device(*operands: Any, cpu: Callable, accelerator: Callable) -> Any:
+def by_device(*operands: ArrayTree, cpu: Callable, accelerator: Callable) -> Any:
     """Returns cpu(*operands), or accelerator(*operands) where the program is compiled
     for anything else."""
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=accelerator)
 
 
-def read_at_once(tree: Any) -> Any:
+def read_at_once(tree: ArrayTree) -> ArrayTree:
     """Returns the same arrays [..., k], which on an accelerator are read (sliced,
     gathered) by one kernel."""
 
@@ -44,7 +45,9 @@ def read_at_once(tree: Any) -> Any:
     )
 
 
-def with_enough_rows(function: Callable, fixed: Any, rows: Any) -> jax.Array:
+def with_enough_rows(
+    function: Callable, fixed: ArrayTree, rows: ArrayTree
+) -> jax.Array:
     """Returns function(fixed, rows), [R, ...] for R rows; on an accelerator a single
     one is repeated."""
     count = jax.tree.leaves(rows)[0].shape[0]

@@ -8,14 +8,14 @@ from typing import Any
 
 
 def option(
-    default: Any,
+    default: object,
     help: str,
     /,
     *,
     static: bool = False,
     flags: tuple[str, ...] = (),
     report: str | None = None,
-    **of_flag: Any,
+    **of_flag: object,
 ) -> Any:
     """Makes a field.
 
@@ -41,7 +41,7 @@ def documented(cls: type) -> type:
     return cls
 
 
-def reported(value: Any) -> Any:
+def reported(value: object) -> Any:
     """Turns a dataclass into JSON: its fields under their names in reports (`report` of
     a field's metadata, where that is another one; "" leaves the field out)."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):

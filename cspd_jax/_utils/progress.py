@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from tqdm import tqdm
 
@@ -11,7 +10,7 @@ from tqdm import tqdm
 class Bar(tqdm):
     """Says "compiling" until the first step has come, which its speed leaves out."""
 
-    def __init__(self, **options: Any):
+    def __init__(self, **options: object):
         super().__init__(**options, postfix="compiling")
         self._compiling = not self.disable
 

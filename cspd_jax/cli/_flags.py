@@ -44,7 +44,7 @@ def chosen(choice: Any) -> Any:
     return choice.request
 
 
-def result(values: Mapping[str, Any], as_json: bool) -> None:
+def result(values: Mapping[str, object], as_json: bool) -> None:
     """Prints one JSON object, or one line per value for people."""
     lines = [
         f"{key + ':':<15} {value}"
@@ -54,7 +54,7 @@ def result(values: Mapping[str, Any], as_json: bool) -> None:
     print(json.dumps(values) if as_json else "\n".join(lines))
 
 
-def add_fields(group: Any, cls: Any, *names: str) -> None:
+def add_fields(group: argparse._ActionsContainer, cls: type, *names: str) -> None:
     """Adds the flags of some fields of options, or of all that have any; None is what
     was not given."""
     for field in dataclasses.fields(cls):
@@ -70,8 +70,8 @@ def add_fields(group: Any, cls: Any, *names: str) -> None:
 def from_flags(
     cls: type[Options],
     args: argparse.Namespace,
-    defaults: Mapping[str, Any] | None = None,
-    **others: Any,
+    defaults: Mapping[str, object] | None = None,
+    **others: object,
 ) -> Options:
     """Returns the options that the command line gives.
 
@@ -86,7 +86,7 @@ def from_flags(
     return cls(**{**(defaults or {}), **given})
 
 
-def add_common(group: Any, *dtypes: str) -> None:
+def add_common(group: argparse._ActionsContainer, *dtypes: str) -> None:
     """Adds what every generation has: a seed, a mesh, a type, and JSON."""
     group.add_argument(
         "--seed",

@@ -80,7 +80,7 @@ def run(
     tokenizer: Any,
     ways: Mapping[str, Request],
     rows: Rows,
-    **told: Any,
+    **told: object,
 ) -> None:
     """Runs the first of one or two requests, beside the second, its reference, and
     prints the texts and what happened; or all of it as JSON. told: for the report,

@@ -3,10 +3,12 @@ return."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
+from jax.typing import DTypeLike
 
 Array = jax.Array
 
@@ -60,7 +62,9 @@ def log_residual_acceptance(log_ratio: Array) -> Array:
     return jnp.where(positive, log1mexp(jnp.where(positive, log_ratio, 1.0)), -jnp.inf)
 
 
-def uniform(key: Array, shape: tuple[int, ...] = (), dtype: Any = jnp.float32) -> Array:
+def uniform(
+    key: Array, shape: tuple[int, ...] = (), dtype: DTypeLike = jnp.float32
+) -> Array:
     """Uniforms in (0, 1] from 32 bits each, nearly the same numbers in float32 and
     float64.
 
@@ -70,7 +74,7 @@ def uniform(key: Array, shape: tuple[int, ...] = (), dtype: Any = jnp.float32) -
     return unit_interval(jax.random.bits(key, shape, jnp.uint32), dtype)
 
 
-def unit_interval(bits: Array, dtype: Any = jnp.float32) -> Array:
+def unit_interval(bits: Array, dtype: DTypeLike = jnp.float32) -> Array:
     """Turns 32 random bits each into uniforms in (0, 1]."""
     return (bits.astype(dtype) + 0.5) * 2.0**-32
 
@@ -105,6 +109,6 @@ class Coupled(NamedTuple):
     info: what happened.
     """
 
-    value: Any
+    value: ArrayTree
     accepted: Array
     info: CouplingInfo

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax._utils.accelerators import read_at_once, with_enough_rows
 from cspd_jax.diffusion.gaussian import (
@@ -24,15 +25,15 @@ class Denoiser(Protocol):
     """The network of the chain, in three parts by what they depend on; R is any number
     of rows."""
 
-    def embed_time(self, params: Any, timesteps: Array) -> Array:
+    def embed_time(self, params: ArrayTree, timesteps: Array) -> Array:
         """Maps original timesteps [T] to features [T, ...], computed once per
         generation."""
 
-    def modulate(self, params: Any, time: Array, z: Array) -> Any:
+    def modulate(self, params: ArrayTree, time: Array, z: Array) -> ArrayTree:
         """Features [..., W] and z [..., D], broadcast together -> pytree of what (t, z)
         contributes."""
 
-    def denoise(self, params: Any, x: Array, modulations: Any) -> Array:
+    def denoise(self, params: ArrayTree, x: Array, modulations: ArrayTree) -> Array:
         """Maps x [R, d] and its modulations to eps | v [R, 2d]; of a flow head the
         velocity [R, d]."""
 
@@ -48,9 +49,9 @@ GIVEN_ROWS = 4096
 
 def predict(
     denoiser: Denoiser,
-    params: Any,
+    params: ArrayTree,
     x: Array,
-    modulations: Any,
+    modulations: ArrayTree,
     scale: Array | float | None = None,
 ) -> tuple[Array, Array]:
     """Returns (eps, v) at rows x [R, d]; with a `scale` the modulations have 2R rows,
@@ -65,9 +66,9 @@ def predict(
 
 def step_distribution(
     denoiser: Denoiser,
-    params: Any,
+    params: ArrayTree,
     x: Array,
-    modulations: Any,
+    modulations: ArrayTree,
     c: Coefficients,
     scale: Array | float | None = None,
 ) -> Gaussian:
@@ -89,7 +90,7 @@ class Chains(NamedTuple):
     """
 
     denoiser: Denoiser
-    params: Any
+    params: ArrayTree
     time: Array
     z: Array
     c: Coefficients
@@ -101,11 +102,11 @@ class Chains(NamedTuple):
     def steps(self) -> int:
         return self.time.shape[0]
 
-    def modulations(self, times: Array) -> Any:
+    def modulations(self, times: Array) -> ArrayTree:
         """Returns what times [M, ...] and each row of z contribute."""
         return self.denoiser.modulate(self.params, times[:, None], self.z[None])
 
-    def transition(self, x: Array, modulations: Any, c: Coefficients) -> Gaussian:
+    def transition(self, x: Array, modulations: ArrayTree, c: Coefficients) -> Gaussian:
         """Returns p(x_{t-1} | x_t = x, z), guided; without the temperature."""
         return step_distribution(
             self.denoiser, self.params, x, modulations, c, self.scale
@@ -169,7 +170,7 @@ def sample_path(chains: Chains, noise: Array, start: Start | None = None) -> Pat
 
 def _run(
     chains: Chains, noise: Array, start: Start | None = None, *, record: bool
-) -> tuple[Array, Any]:
+) -> tuple[Array, ArrayTree]:
     steps = chains.steps
     gain = jnp.full(steps, chains.temperature, noise.dtype)
     if not chains.final_noise:
@@ -180,18 +181,15 @@ def _run(
         (jnp.arange(steps), chains.time, chains.c, noise[:-1], gain),
     )
 
-    def step(x: Array, inputs: Any) -> tuple[Array, Any]:
+    def step(x: Array, inputs: ArrayTree) -> tuple[Array, ArrayTree]:
         index, modulations, c, eps, g = inputs
         p = chains.transition(x, modulations, c)
         drawn = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
-        x = (
-            drawn
-            if start is None
-            else jnp.where((index < start.left)[:, None], drawn, x)
-        )
-        return x, (x, chains.widened(p)) if record else None
+        if start is not None:
+            drawn = jnp.where((index < start.left)[:, None], drawn, x)
+        return drawn, (drawn, chains.widened(p)) if record else None
 
-    def several_steps(x: Array, inputs: Any) -> tuple[Array, Any]:
+    def several_steps(x: Array, inputs: ArrayTree) -> tuple[Array, ArrayTree]:
         index, times, *rest = inputs
         return jax.lax.scan(step, x, (index, chains.modulations(times), *rest))
 
@@ -228,7 +226,7 @@ def path_laws(chains: Chains, path: Array) -> Gaussian:
         (chains.time, chains.c, path[1:]),
     )
 
-    def several(inputs: Any) -> Gaussian:
+    def several(inputs: ArrayTree) -> Gaussian:
         times, c, x = inputs
         return chains.widened(
             jax.vmap(chains.transition)(x, chains.modulations(times), c)

@@ -8,10 +8,9 @@ own."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.masked.canvas import Canvas, Window
 from cspd_jax.masked.rule import by_row
@@ -34,8 +33,8 @@ def whole(canvas: Canvas, window: Window, texts: Array) -> Array:
 
 
 def refresh(
-    canvas: Canvas, window: Window, text: Array, cache: Any, needed: Array
-) -> tuple[Array, Any]:
+    canvas: Canvas, window: Window, text: Array, cache: ArrayTree, needed: Array
+) -> tuple[Array, ArrayTree]:
     """Makes a pass over everything that stores keys and values for the rows that need
     it [B].
 
@@ -55,7 +54,7 @@ def refresh(
     return guided(canvas, logits, text.shape[:1]), cache
 
 
-def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
+def beside(canvas: Canvas, window: Window, texts: Array, cache: ArrayTree) -> Array:
     """Makes a pass over the window's places alone: texts [B, R, G] -> logits [B, R, W,
     V].
 
@@ -80,7 +79,7 @@ def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
     return guided(canvas, logits, texts.shape[:1])
 
 
-def empty_cache(canvas: Canvas) -> Any:
+def empty_cache(canvas: Canvas) -> ArrayTree:
     """Makes a cache for all rows of the network."""
     return canvas.network.empty_cache(canvas.rows, canvas.base.shape[1])
 

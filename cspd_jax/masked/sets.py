@@ -225,7 +225,7 @@ def read(path: Path) -> dict[int, MoveSets]:
     return {len(sets.texts): sets for sets in tables}
 
 
-def tables_of(model: Any) -> dict[int, MoveSets]:
+def tables_of(model: object) -> dict[int, MoveSets]:
     """Returns those beside the model, or else those fitted to the model that comes with
     the package."""
     folder = getattr(model, "folder", None)

@@ -9,7 +9,7 @@ Submodule names follow the PyTorch checkpoint with dots turned into underscores:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -279,10 +279,8 @@ def posterior(moments: Array) -> Posterior:
 def encode(config: KLConfig, params, images: Array, dtype=jnp.float32) -> Posterior:
     """Maps images [N, H, W, 3] in [-1, 1] to the distribution of latents; the stride
     divides H and W."""
-    moments: Any = Autoencoder(config, dtype).apply(
-        {"params": params}, images, method="moments"
-    )
-    return posterior(moments)
+    moments = nn.apply(Autoencoder.moments, Autoencoder(config, dtype))
+    return posterior(moments({"params": params}, images))
 
 
 def sample(
@@ -299,10 +297,8 @@ def sample(
 def decode(config: KLConfig, params, latents: Array, dtype=jnp.float32) -> Array:
     """Maps latents [N, h, w, embed_dim] to images [N, H, W, 3] in about [-1, 1], at
     least float32."""
-    images: Any = Autoencoder(config, dtype).apply(
-        {"params": params}, latents, method="decode"
-    )
-    return at_least_float32(images)
+    decoded = nn.apply(Autoencoder.decode, Autoencoder(config, dtype))
+    return at_least_float32(decoded({"params": params}, latents))
 
 
 def kl_divergence(posterior: Posterior) -> Array:

@@ -10,16 +10,18 @@ parameters `ids` say which of the target's ids each of them is.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
+from jax.typing import DTypeLike
 
 from cspd_jax.check import UserError
 from cspd_jax.networks.attention import Cache
 from cspd_jax.networks.layers import Norm, described
-from cspd_jax.networks.lm import LM, Attention, Head, LMConfig, Mlp, rotation
+from cspd_jax.networks.lm import LM, Attention, Head, LMConfig, Made, Mlp, rotation
 from cspd_jax.networks.products import Dense
 
 Array = jax.Array
@@ -82,11 +84,10 @@ class EagleLayer(nn.Module):
     next, and it to logits."""
 
     config: EagleConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     by_outputs: bool = False
 
     def setup(self):
-        c = self.config
         layer = self.config.layer
         norm = lambda: Norm(layer.norm, layer.norm_eps, self.dtype)
         self.join = Dense(layer.width, False, self.dtype, _NORMAL, self.by_outputs)
@@ -96,7 +97,7 @@ class EagleLayer(nn.Module):
         self.norm = norm()
         self.attention = Attention(layer, self.dtype, self.by_outputs)
         self.mlp = Mlp(layer, self.dtype, self.by_outputs)
-        self.head = Head(c.ids, self.dtype, self.by_outputs)
+        self.head = Head(layer.vocab_size, self.dtype, self.by_outputs)
 
     def joined(self, states: Array) -> Array:
         """Maps the target's states [B, Q, S D'] to one [B, Q, D]."""
@@ -109,8 +110,8 @@ class EagleLayer(nn.Module):
         positions: Array,
         visible: Array,
         places: Array,
-        slots: Any,
-    ) -> tuple[Array, Any]:
+        slots: tuple[Array, Array] | None,
+    ) -> tuple[Array, ArrayTree]:
         """Maps embeddings and states [B, Q, D] to the states after them, and the
         updated slots, with them in `places` [B, Q]."""
         normed = self.state_norm(state)
@@ -139,7 +140,7 @@ class Eagle:
     model."""
 
     config: EagleConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     by_outputs: bool = False
 
     @property
@@ -150,13 +151,13 @@ class Eagle:
     def empty_cache(self, batch: int, max_len: int) -> Cache:
         return LM(self.config.layer, self.dtype).empty_cache(batch, max_len)
 
-    def joined(self, params: Any, states: Array) -> Array:
+    def joined(self, params: ArrayTree, states: Array) -> Array:
         """Maps the target's states [B, Q, S D'] to one [B, Q, D]."""
-        return self._run(params, "joined", states)
+        return self._run(EagleLayer.joined, params, states)
 
     def apply(
         self,
-        params: Any,
+        params: ArrayTree,
         tokens: Array,
         state: Array,
         positions: Array,
@@ -176,30 +177,31 @@ class Eagle:
         if visible is None:
             visible = cache.seen_from(positions)
         places = positions if slots is None else slots
-        kept = (cache.keys[0], cache.values[0])
+        (kept,) = zip(*cache)
         embedded = self.embedded(params, tokens)
         state, kept = self._run(
-            params, "next", embedded, state, positions, visible, places, kept
+            EagleLayer.next, params, embedded, state, positions, visible, places, kept
         )
-        return state, Cache((kept[0],), (kept[1],))
+        return state, Cache(*zip(kept))
 
-    def embedded(self, params: Any, tokens: Array) -> Array:
+    def embedded(self, params: ArrayTree, tokens: Array) -> Array:
         """Maps the target's ids [...] to [..., D]."""
         return jnp.take(params["embedding"], tokens, axis=0).astype(self.dtype)
 
-    def logits(self, params: Any, state: Array) -> Array:
+    def logits(self, params: ArrayTree, state: Array) -> Array:
         """Maps states [..., D] to [..., ids]."""
-        return self._run(params, "logits", state)
+        return self._run(EagleLayer.logits, params, state)
 
-    def _run(self, params: Any, method: str, *args: Any) -> Any:
+    def _run(
+        self, function: Callable[..., Made], params: ArrayTree, *args: ArrayTree
+    ) -> Made:
         own = {
             name: part
             for name, part in params.items()
             if name not in ("ids", "embedding")
         }
-        return EagleLayer(self.config, self.dtype, self.by_outputs).apply(
-            {"params": own}, *args, method=method
-        )
+        layer = EagleLayer(self.config, self.dtype, self.by_outputs)
+        return nn.apply(function, layer)({"params": own}, *args)
 
 
 def init_params(config: EagleConfig, key: Array) -> dict:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.accelerators import by_device
 
 Array = jax.Array
 
 
-def described(init_params: Callable[[Any, Array], Any]) -> Callable[[Any], Any]:
+def described(init_params: Callable[..., dict]) -> Callable[..., ArrayTree]:
     """Makes config -> shapes and dtypes of the parameters that `init_params` makes;
     none is allocated."""
     return lambda config: jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
@@ -37,7 +38,7 @@ class Norm(nn.Module):
 
     kind: str
     eps: float
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     affine: bool = True
 
     @nn.compact

@@ -15,13 +15,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import ArrayTree
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
 from cspd_jax.check import UserError
@@ -39,6 +40,7 @@ from cspd_jax.networks.products import Dense, is_large, product
 from cspd_jax.networks.quantised import expand
 
 Array = jax.Array
+Made = TypeVar("Made")
 _NORMAL = nn.initializers.normal(0.02)
 _ACTIVATIONS = {
     "gelu": gelu,
@@ -189,7 +191,7 @@ class Head(nn.Module):
     in."""
 
     vocab_size: int
-    dtype: Any
+    dtype: DTypeLike
     by_outputs: bool = False
 
     @nn.compact
@@ -218,7 +220,7 @@ def _logits(h: Array, table: Array, by_ids: bool, turned: bool) -> Array:
 
 class Attention(nn.Module):
     config: LMConfig
-    dtype: Any
+    dtype: DTypeLike
     by_outputs: bool = False
 
     @nn.compact
@@ -277,13 +279,13 @@ class Attention(nn.Module):
 
 class Mlp(nn.Module):
     config: LMConfig
-    dtype: Any
+    dtype: DTypeLike
     by_outputs: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c = self.config
-        activation = _ACTIVATIONS[self.config.activation]
+        activation = _ACTIVATIONS[c.activation]
         dense = lambda size, name: Dense(
             size, c.mlp_bias, self.dtype, _NORMAL, self.by_outputs, name=name
         )
@@ -298,7 +300,7 @@ class Mlp(nn.Module):
 
 class Layer(nn.Module):
     config: LMConfig
-    dtype: Any
+    dtype: DTypeLike
     by_outputs: bool = False
 
     @nn.compact
@@ -311,18 +313,15 @@ class Layer(nn.Module):
         slots,
         packed: Packing | None = None,
     ):
-        norm = lambda name: Norm(
-            self.config.norm, self.config.norm_eps, self.dtype, name=name
-        )
-        attention = Attention(
-            self.config, self.dtype, self.by_outputs, name="attention"
-        )
+        c = self.config
+        norm = lambda name: Norm(c.norm, c.norm_eps, self.dtype, name=name)
+        attention = Attention(c, self.dtype, self.by_outputs, name="attention")
         attended, slots = attention(
             norm("attention_norm")(x), cos_sin, visible, positions, slots, packed
         )
-        mlp = Mlp(self.config, self.dtype, self.by_outputs, name="mlp")
+        mlp = Mlp(c, self.dtype, self.by_outputs, name="mlp")
         mlp_norm = norm("mlp_norm")
-        if self.config.parallel_residual:
+        if c.parallel_residual:
             return x + attended + mlp(mlp_norm(x)), slots
         x = x + attended
         return x + mlp(mlp_norm(x)), slots
@@ -347,7 +346,7 @@ class Transformer(nn.Module):
     sequences are not all text use the parts."""
 
     config: LMConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     by_outputs: bool = False
 
     def setup(self):
@@ -393,12 +392,11 @@ class Transformer(nn.Module):
             x = packed.pack(x)
             cos_sin = jax.tree.map(packed.pack, cos_sin)
         slots = [None] * c.depth if cache is None else list(zip(*cache))
-        before = []
+        before = [x]
         places = positions if places is None else places
         for i, layer in enumerate(self.layers):
-            before.append(x)
             x, slots[i] = layer(x, cos_sin, visible, places, slots[i], packed)
-        before.append(x)
+            before.append(x)
         states = (
             jnp.concatenate([before[i] for i in entering], axis=-1)
             if entering
@@ -433,14 +431,16 @@ class LM:
     """
 
     config: LMConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     by_outputs: bool = False
 
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
-    def empty_cache(self, batch: int, max_len: int, dtype: Any = None) -> Cache:
+    def empty_cache(
+        self, batch: int, max_len: int, dtype: DTypeLike | None = None
+    ) -> Cache:
         """Makes zeros for `batch` rows of up to `max_len` tokens."""
         shape = (batch, self.config.kv_heads, max_len, self.config.head_dim)
         made = lambda: tuple(
@@ -489,11 +489,10 @@ class LM:
             first = lambda a: a[:, :1]
             return Pass(first(logits), cache, jax.tree.map(first, states))
 
+        operands = params, tokens, positions, cache, mask
         if tokens.size > 1 or rows is not None:
-            return run(params, tokens, positions, cache, mask)
-        return by_device(
-            params, tokens, positions, cache, mask, cpu=run, accelerator=run_padded
-        )
+            return run(*operands)
+        return by_device(*operands, cpu=run, accelerator=run_padded)
 
     @property
     def packs(self) -> bool:
@@ -532,8 +531,8 @@ class LM:
             packed,
             entering=entering,
         )
-        unpacked = packed.unpack
-        return Pass(unpacked(read(logits)), cache, jax.tree.map(unpacked, states))
+        states = jax.tree.map(packed.unpack, states)
+        return Pass(packed.unpack(read(logits)), cache, states)
 
     def hidden(
         self,
@@ -547,7 +546,7 @@ class LM:
         last norm; the cache; and what enters some of the layers, side by side."""
         visible = cache.seen_from(positions)
 
-        def run(network: Transformer) -> tuple[Array, Cache | None, Array | None]:
+        def run(network: Transformer):
             return network.hidden(
                 network.embedded(tokens), positions, visible, cache, entering=entering
             )
@@ -610,13 +609,13 @@ class LM:
         if self.config.shifted:
             wanted = jnp.broadcast_to(steps, tokens.shape) if rows is None else rows
             rows = jnp.maximum(wanted - 1, 0)
-        visible = steps <= steps[:, None] if self.config.causal else None
+        visible = (steps <= steps[:, None])[None] if self.config.causal else None
         if mask is not None:
             # A hidden token weighs 0, but 0 times NaN is NaN.
             tokens = jnp.where(mask, tokens, 0)
-        visible = _and(None if visible is None else visible[None], mask)
+        positions = jnp.broadcast_to(steps, tokens.shape)
         return self._run(
-            params, tokens, jnp.broadcast_to(steps, tokens.shape), visible, None, rows
+            params, tokens, positions, _and(visible, mask), None, rows
         ).logits
 
     def beside(
@@ -651,7 +650,9 @@ class LM:
     def _run(self, params: ArrayTree, *args, **kwargs) -> Pass:
         return self._applied(Transformer.__call__, params, *args, **kwargs)
 
-    def _applied(self, function: Callable, params: ArrayTree, *args, **kwargs):
+    def _applied(
+        self, function: Callable[..., Made], params: ArrayTree, *args, **kwargs
+    ) -> Made:
         """Returns function(network, ...), of a network with these parameters."""
         network = Transformer(self.config, self.dtype, self.by_outputs)
         own = {"params": expand(params, self.dtype)}

@@ -12,7 +12,7 @@ for classes asks for prompts by their number.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -237,8 +237,8 @@ class NextStepModel(TwoPartModel):
         tokens."""
         if not self.config.normalise:
             return x
-        normalised: Any = LayerNorm(x.dtype, affine=False).apply({}, x)
-        return normalised
+        norm = LayerNorm(x.dtype, affine=False)
+        return nn.apply(lambda norm: norm(x), norm)({})
 
     def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
         """Maps numbers of prompts [B] to their ids [B, N], with `PADDING` at the

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -247,10 +247,8 @@ def encode(
 ) -> Posterior:
     """Maps images [N, S, S, 3] in [-1, 1] to the distribution of tokens; S is a
     multiple of the stride."""
-    moments: Any = SphereVAE(config, dtype).apply(
-        {"params": params}, images, method="moments"
-    )
-    return posterior(moments)
+    moments = nn.apply(SphereVAE.moments, SphereVAE(config, dtype))
+    return posterior(moments({"params": params}, images))
 
 
 def sample(
@@ -294,10 +292,8 @@ def _turn(y: Array, mu: Array) -> Array:
 def decode(config: SphereVAEConfig, params, tokens: Array, dtype=jnp.float32) -> Array:
     """Maps tokens [N, L, latent_dim] on the sphere of radius sqrt(latent_dim), of a
     square grid, to images [N, S, S, 3] in about [-1, 1], at least float32."""
-    images: Any = SphereVAE(config, dtype).apply(
-        {"params": params}, tokens, method="decode"
-    )
-    return at_least_float32(images)
+    decoded = nn.apply(SphereVAE.decode, SphereVAE(config, dtype))
+    return at_least_float32(decoded({"params": params}, tokens))
 
 
 def kl_divergence(posterior: Posterior) -> Array:

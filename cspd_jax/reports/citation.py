@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 _OWN = (
     "@software{cspd_jax,\n  author = {{The cspd_jax authors}},\n  title ="
@@ -37,7 +36,7 @@ _OF_VALUE = {  # of a field of a configuration or of options
 }
 
 
-def citation(*used: Any) -> str:
+def citation(*used: object) -> str:
     """Returns BibTeX of this library and of what is used: models, methods, options, in
     any order."""
     works = json.loads(
@@ -47,7 +46,7 @@ def citation(*used: Any) -> str:
     return "\n\n".join([_OWN, *(_article(key, *works[key]) for key in keys)])
 
 
-def _keys(used: Any) -> Iterator[str]:
+def _keys(used: object) -> Iterator[str]:
     place = f"{type(used).__module__}.{type(used).__name__}".removeprefix("cspd_jax.")
     if place in _OF_CLASS:
         yield _OF_CLASS[place]

@@ -17,8 +17,8 @@ from cspd_jax.info import Calls, Info
 
 
 def make_report(
-    model: Any, info: Info, options: Mapping[str, Any], **more: Any
-) -> dict[str, Any]:
+    model: Any, info: Info, options: Mapping[str, object], **more: object
+) -> dict[str, object]:
     """Returns the content of `report.json`.
 
     options: as they were run.
@@ -97,12 +97,12 @@ def calls(made: Mapping[str, Calls]) -> dict[str, dict[str, int]]:
     }
 
 
-def rates(accepted: Any, tested: Any) -> list[float | None]:
+def rates(accepted: np.ndarray, tested: np.ndarray) -> list[float | None]:
     """Returns shares; None where nothing was tested."""
     return [float(a / t) if t else None for a, t in zip(accepted, tested)]
 
 
-def identity(model: Any) -> dict[str, Any]:
+def identity(model: Any) -> dict[str, object]:
     """Says which model it is."""
     return {"name": model.name, "source_sha256": model.metadata.get("source_sha256")}
 
@@ -116,7 +116,7 @@ def versions() -> dict[str, str]:
     return {"cspd_jax": __version__, "python": platform.python_version(), **found}
 
 
-def device() -> dict[str, Any]:
+def device() -> dict[str, object]:
     """Says where it ran."""
     first = jax.devices()[0]
     return {

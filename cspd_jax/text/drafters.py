@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -114,11 +114,11 @@ class Drafting(NamedTuple):
 DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `Speculation`
 
 
-def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, ArrayTree]:
-    """Returns (drafter, params): a model or a pair (network, params) becomes a
-    `ModelDrafter`."""
+def resolve_drafter(drafter: DrafterLike) -> Drafting:
+    """Returns a drafter with its parameters: a model or a pair (network, params)
+    becomes a `ModelDrafter`."""
     if drafter is None:
-        return None, None
+        raise UserError("nothing drafts; give a draft, or Plain() as the method")
     if hasattr(drafter, "draft"):
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
@@ -130,7 +130,7 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, ArrayTree]:
         raise UserError(
             "the draft model is not causal; a causal target needs a causal draft"
         )
-    return drafter.drafter, drafter.params
+    return drafter
 
 
 def no_drafts(batch: int, room: int = 0) -> Drafts:
@@ -152,11 +152,11 @@ def is_any_of(tokens: Array, ids: Array) -> Array:
 
 def read_prompts(
     network: LanguageModel,
-    params: Any,
+    params: ArrayTree,
     prompts: Prompts,
     max_len: int,
     entering: tuple[int, ...] = (),
-) -> tuple[Any, Array | None]:
+) -> tuple[ArrayTree, Array | None]:
     """Has a network read all but the last token of each prompt, and returns its cache,
     and the states [B, max_len, S D] that entered the layers asked for at these tokens;
     None if none were."""
@@ -179,7 +179,7 @@ def read_prompts(
 
 
 def read_last_two(
-    network: LanguageModel, params: Any, cache: Any, request: DraftRequest
+    network: LanguageModel, params: ArrayTree, cache: ArrayTree, request: DraftRequest
 ) -> Pass:
     """Reads logits [B, 1, V] of the network after the text, whose last two tokens its
     cache may lack."""
@@ -209,21 +209,21 @@ class _Progress(NamedTuple):
     tokens: Array
     count: Array  # type: ignore[assignment]
     log_q: Array | None
-    state: Any
+    state: ArrayTree
 
 
 # From the network's state, the newest draft [B] and its position [B] (max_len in rows
 # that want no more) to logits [B, V] of the next one and the network's next state.
-Continue: TypeAlias = "Callable[[Any, Array, Array], tuple[Array, Any]]"
+Continue: TypeAlias = "Callable[[ArrayTree, Array, Array], tuple[Array, ArrayTree]]"
 
 
 def one_by_one(
     request: DraftRequest,
     logits: Array,
-    state: Any,
+    state: ArrayTree,
     further: Continue,
     ids: Array | int,
-) -> tuple[Drafts, Any]:
+) -> tuple[Drafts, ArrayTree]:
     """Draws drafts in turn, the first from logits [B, V], until every row has as many
     as it wants; and the network's state after that.
 
@@ -335,11 +335,13 @@ class ModelDrafter(Drafter):
         return read_prompts(self.network, params, known, max_len)[0]
 
     def draft(
-        self, params: Any, cache: Any, request: DraftRequest
-    ) -> tuple[Drafts, Any]:
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest
+    ) -> tuple[Drafts, ArrayTree]:
         logits, cache, _ = read_last_two(self.network, params, cache, request)
 
-        def further(cache: Any, newest: Array, position: Array) -> tuple[Array, Any]:
+        def further(
+            cache: ArrayTree, newest: Array, position: Array
+        ) -> tuple[Array, ArrayTree]:
             newest = known_to(self.network, newest)
             logits, cache, _ = self.network.apply(
                 params, newest[:, None], position[:, None], cache
@@ -373,7 +375,7 @@ class PromptLookup(Drafter):
         return None
 
     def draft(
-        self, params: Any, state: None, request: DraftRequest
+        self, params: ArrayTree, state: None, request: DraftRequest
     ) -> tuple[Drafts, None]:
         start, matched = self._continuation(request.tokens, request.length)
         period = request.length - start

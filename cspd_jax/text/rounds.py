@@ -86,8 +86,8 @@ class Inputs:
     max_gamma: int = dataclasses.field(metadata={"static": True})
     max_len: int = dataclasses.field(metadata={"static": True})
     exact_bits: bool = dataclasses.field(metadata={"static": True})
-    params: Any
-    drafter_params: Any
+    params: ArrayTree
+    drafter_params: ArrayTree
     prompts: Prompts
     keys: Array | None
     limit: Array
@@ -131,9 +131,9 @@ class TextState(NamedTuple):
     marks: Array
     stopped: Array
     done: Array
-    cache: Any
+    cache: ArrayTree
     states: Array | None
-    drafter_state: Any
+    drafter_state: ArrayTree
     drafted: Array
     counts: Counts
 
@@ -188,7 +188,7 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
     ), happened
 
 
-def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
+def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
     """Returns the drafts of a round, and the drafter's next state."""
     if inputs.drafter is None:
         return no_drafts(len(state.length), inputs.max_gamma), state.drafter_state
@@ -241,7 +241,7 @@ def draft_lengths(inputs: Inputs, state: TextState) -> Array:
 
 def verify_step(
     inputs: Inputs, state: TextState, drafts: Drafts
-) -> tuple[Verdict, Any, Array | None]:
+) -> tuple[Verdict, ArrayTree, Array | None]:
     """Makes one target pass over the last token and the drafts of each row, and returns
     the rule's verdict, the cache, and the states."""
     max_len = inputs.max_len
@@ -290,7 +290,7 @@ def target_pass(
     tokens: Array,
     positions: Array,
     used: Array,
-    cache: Any,
+    cache: ArrayTree,
     read: Callable[[Array], Array],
 ) -> Pass:
     """Returns read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states that

@@ -17,6 +17,8 @@ from chex import ArrayTree
 
 from cspd_jax.check import UserError, check_head_ids
 from cspd_jax.language_models import Model, Prompts, bound
+from cspd_jax.models import HeadModel
+from cspd_jax.networks.eagle import Eagle, EagleConfig
 from cspd_jax.networks.quantised import expand
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, one_by_one
 
@@ -32,7 +34,7 @@ class _Newest(NamedTuple):
     """
 
     state: Array
-    cache: Any
+    cache: ArrayTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +45,13 @@ class HeadDrafter(Drafter):
     and what it has of drafts is not the target's. The first pass of a round therefore
     always reads the last G + 1 again.
 
-    head: with the functions of `networks.eagle.Eagle`; hashable.
     confidence: it drafts nothing more where it gives no token as much, unless a request
         says otherwise. A draft that is hardly ever right costs more than it saves; the
         default is about what a draft and its place in the target's pass cost, as a
         share of a pass.
     """
 
-    head: Any
+    head: Eagle
     confidence: float = CONFIDENCE
 
     @property
@@ -67,8 +68,8 @@ class HeadDrafter(Drafter):
         )[1]
 
     def draft(
-        self, params: Any, cache: Any, request: DraftRequest
-    ) -> tuple[Drafts, Any]:
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest
+    ) -> tuple[Drafts, ArrayTree]:
         count = request.max_gamma + 1
         seen, cache = self.see(params, cache, request, count)
         newest = _Newest(seen[:, -1], cache)
@@ -104,8 +105,8 @@ class HeadDrafter(Drafter):
         return drafts._replace(rows=rows), newest.cache
 
     def see(
-        self, params: Any, cache: Any, request: DraftRequest, count: int
-    ) -> tuple[Array, Any]:
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest, count: int
+    ) -> tuple[Array, ArrayTree]:
         """Returns the head's states at the last `count` places of the texts, and the
         cache with them."""
         texts = Prompts(request.tokens, request.length)
@@ -114,8 +115,8 @@ class HeadDrafter(Drafter):
 
     def _see(
         self,
-        params: Any,
-        cache: Any,
+        params: ArrayTree,
+        cache: ArrayTree,
         texts: Prompts,
         first: Array,
         count: int,
@@ -138,7 +139,9 @@ class HeadDrafter(Drafter):
 
 
 def draft_from_states(
-    head: Any, target: Model, confidence: float = CONFIDENCE
+    head: HeadModel | tuple[Eagle, ArrayTree],
+    target: Model,
+    confidence: float = CONFIDENCE,
 ) -> Drafting:
     """Makes a drafter of a head that reads the target's states, as `cspd_jax.load`
     returns it or as a pair.
@@ -161,7 +164,7 @@ def draft_from_states(
     return Drafting(HeadDrafter(network, confidence), params)
 
 
-def check_head(head: Any, target: Any) -> None:
+def check_head(head: EagleConfig, target: Any) -> None:
     """Raises a UserError unless a head can read the states of a target, both by their
     configurations."""
     if not target.causal:

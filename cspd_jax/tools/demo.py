@@ -19,10 +19,12 @@ from cspd_jax._utils.compilation import compile_seconds, use_cache
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import progress
 from cspd_jax.cli.text import default_draft, load_drafter
+from cspd_jax.info import Generated
 from cspd_jax.keys import seed_key
 from cspd_jax.models import VAE, ImageModel, TextModel
 from cspd_jax.networks.nextstep import NextStepConfig
 
+Array = jax.Array
 RULES = {
     "block verification": "block",
     "token by token": "google",
@@ -43,11 +45,11 @@ class Models(NamedTuple):
     """What the page generates with; `reads` has the tokenizers of the two language
     models."""
 
-    image: Any
+    image: ImageModel
     vae: Any
-    text: Any
+    text: TextModel
     drafter: Any
-    masked: Any
+    masked: TextModel
     reads: tuple[Any, Any]
 
 
@@ -62,11 +64,11 @@ class Side(NamedTuple):
 
 
 # What is made and what it cost, of plain and of exact, again and again.
-Shown = Iterator[list[Any]]
-Show = Callable[[Side], tuple[Any, str]]
+Shown = Iterator[list[object]]
+Show = Callable[[Side], tuple[object, str]]
 
 
-def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
+def side_by_side(streams: list[Iterator[Generated]], show: Show) -> Shown:
     """Takes a step of each stream in turn until both have ended, and shows them
     meanwhile."""
     sides = [Side() for _ in streams]
@@ -83,7 +85,7 @@ def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
                 sides[i] = (
                     ended if made is None else Side(made, side.steps + 1, ended.seconds)
                 )
-        shown: list[Any] = []
+        shown: list[object] = []
         for side in sides:
             content, counts = show(side)
             counts += (
@@ -94,7 +96,7 @@ def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
         yield shown
 
 
-def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
+def image_methods(model: ImageModel) -> dict[str, tuple[Any, str]]:
     """Returns the exact methods of a model, with how they denoise; a causal one drafts
     along chains only."""
     along = {"speculation along denoising steps": (cspd_jax.Plain(), "speculative")}
@@ -103,7 +105,9 @@ def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
     return {"speculation over tokens": (cspd_jax.SelfSpeculation(), "plain")} | along
 
 
-def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -> Shown:
+def make_image(
+    models: Models, method: str, key: Array, wanted: Any, cfg: float
+) -> Shown:
     """Makes an image of a class or prompt, plainly and by a method; latents become a
     picture at the end."""
     model = models.image
@@ -116,7 +120,7 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
         options = cspd_jax.Options(**{**model.sampling, "cfg": cfg, "denoise": denoise})
         streams.append(cspd_jax.stream(key, model, [label], way, options))
 
-    def show(side: Side) -> tuple[Any, str]:
+    def show(side: Side) -> tuple[object, str]:
         tokens, info = side.made
         content = None
         counts = f"{info.made[0]} of {model.network.seq_len} tokens"
@@ -137,7 +141,12 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
 
 
 def make_text(
-    models: Models, method: str, key: Any, prompt: str, new: int, temperature: float
+    models: Models,
+    method: str,
+    key: Array,
+    prompt: str,
+    new: int,
+    temperature: float,
 ) -> Shown:
     """Continues a prompt, plainly and with drafts, each token marked by where it came
     from."""
@@ -149,7 +158,7 @@ def make_text(
     for way in (cspd_jax.text.Plain(), fast):
         streams.append(cspd_jax.text.stream(key, models.text, [ids], way, options))
 
-    def show(side: Side) -> tuple[Any, str]:
+    def show(side: Side) -> tuple[object, str]:
         tokens, info = side.made
         row, marks = (
             a[0, : int(info.trace.lengths[0])].tolist()
@@ -169,7 +178,12 @@ def make_text(
 
 
 def make_masked(
-    models: Models, method: str, key: Any, prompt: str, new: int, temperature: float
+    models: Models,
+    method: str,
+    key: Array,
+    prompt: str,
+    new: int,
+    temperature: float,
 ) -> Shown:
     """Fills places after a prompt, step by step and by self-speculation; free ones are
     dots."""
@@ -180,7 +194,7 @@ def make_masked(
     options = masked.Options(max_new_tokens=int(new), temperature=temperature)
     ways: tuple[Any, ...] = masked.Stepwise(), masked.SelfSpeculation(MOVES[method])
 
-    def show(side: Side) -> tuple[Any, str]:
+    def show(side: Side) -> tuple[object, str]:
         free = model.config.mask_ids[0]
         ids = side.made.tokens[0].tolist()
         parts = (
@@ -201,7 +215,7 @@ def make_masked(
 
 
 def told(
-    make: Callable[..., Shown], models: Models, method: str, seed: float, *asked: Any
+    make: Callable[..., Shown], models: Models, method: str, seed: float, *asked: object
 ) -> Shown:
     """Yields what a button shows: what is made, or in one sentence why not."""
     try:
@@ -227,10 +241,10 @@ def make_page(models: Models) -> Any:
 
     def add_tab(
         name: str,
-        make: Any,
+        make: Callable[..., Shown],
         methods: Any,
         content: Any,
-        fields: Callable[[], list[Any]],
+        fields: Callable[[], list[object]],
     ) -> None:
         """Adds the fields of a family, its buttons, and the places for what is made."""
         with gr.Tab(name):
@@ -254,7 +268,7 @@ def make_page(models: Models) -> Any:
             )
             stop.click(None, cancels=[running])
 
-    def image_fields() -> list[Any]:
+    def image_fields() -> list[object]:
         model = models.image
         classes = [(model.class_name(i), i) for i in range(model.config.num_classes)]
         takes = isinstance(model.config, NextStepConfig)
@@ -270,7 +284,7 @@ def make_page(models: Models) -> Any:
             ),
         ]
 
-    def text_fields() -> list[Any]:
+    def text_fields() -> list[object]:
         prompt = gr.Textbox("Return a list of", label="Prompt")
         new = gr.Slider(1, 256, 64, step=1, label="New tokens")
         return [prompt, new, gr.Slider(0, 2, 0, label="Temperature")]

@@ -14,7 +14,6 @@ import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -130,7 +129,7 @@ def sample(
 
 def _make(
     request: Request, asked: Batch, count: int, vae: VAE | None, tokens: bool
-) -> dict[str, Any]:
+) -> dict[str, np.ndarray]:
     """Makes the arrays of a shard, of the first images of a batch."""
     model = request.model
     made, info = make(asked, common_mesh(model, request.method.draft))
@@ -148,7 +147,7 @@ def _make(
 
 def _manifest(
     request: Request, asked: Batch, batch: int, vae: VAE | None, tokens: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Says everything that the images depend on, as JSON, and whether they have the
     target's law."""
     key, model, labels, method, options = request
@@ -179,7 +178,7 @@ def _manifest(
     return json.loads(json.dumps(manifest))
 
 
-def _begin(folder: Path, manifest: dict[str, Any]) -> None:
+def _begin(folder: Path, manifest: dict[str, object]) -> None:
     """Makes the folder, or returns to it; UserError if anything else is in it."""
     folder.mkdir(exist_ok=True)
     file = folder / MANIFEST
@@ -200,7 +199,7 @@ def _begin(folder: Path, manifest: dict[str, Any]) -> None:
     (folder / "shards").mkdir(exist_ok=True)
 
 
-def finish(folder: Path, npz: Path | None = None) -> dict[str, Any]:
+def finish(folder: Path, npz: Path | None = None) -> dict[str, object]:
     """Writes the file that is asked for, if all shards are there; returns the manifest
     with what is known now."""
     report = json.loads((folder / MANIFEST).read_text())

@@ -251,7 +251,7 @@ def of_folder(root: str) -> TrainConfig:
     return _but(_GLYPHS, model=model, data=data)
 
 
-def draft_of(target: MARConfig, data: Any) -> TrainConfig:
+def draft_of(target: MARConfig, data: object) -> TrainConfig:
     """Returns a small model that makes the target's tokens, and learns on `data`."""
     names = (
         "seq_len",

@@ -7,11 +7,13 @@ import dataclasses
 import functools
 import pathlib
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 from jax.sharding import Mesh
 
 from cspd_jax import hub, weights
@@ -53,7 +55,7 @@ def train(
     origin: str = "data",
     samples: int = 4096,
     mesh: Mesh | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Trains an image model or a language model in the folder `out`; returns a report.
 
     init: names the weights it starts from, in place of random ones.
@@ -88,7 +90,7 @@ def train(
             taught = on_rows(config, taught, own, origin == "both")
         learning = data_first(config, learning, taught) if init is None else taught
     state = runs.run(config, out, first, learning, mesh)
-    report: dict[str, Any] = {}
+    report: Mapping[str, object] = {}
     if is_text:
         report = objective.measure(
             config.data, LM(config.model), state.ema, *(pair if target else ())
@@ -101,11 +103,15 @@ def train(
 
 
 def finished(
-    out: pathlib.Path, config: Any, params: Any, report: dict[str, Any], command: str
-) -> dict[str, Any]:
+    out: pathlib.Path,
+    config: RunConfig,
+    params: ArrayTree,
+    report: Mapping[str, object],
+    command: str,
+) -> dict[str, object]:
     """Writes the model of a run, in the first process and unless it is there; returns
     the report."""
-    extra: dict[str, Any] = {"training": to_json(config)}
+    extra: dict[str, object] = {"training": to_json(config)}
     if isinstance(config.model, LMConfig):
         kind = "lm"
         extra["corpus"] = {"corpus": CORPUS, "python": platform.python_version()}
@@ -122,7 +128,7 @@ def finished(
     return {**report, "steps": config.steps, "model": str(path)}
 
 
-def data_first(config: Any, before: Learning, then: Learning) -> Learning:
+def data_first(config: RunConfig, before: Learning, then: Learning) -> Learning:
     """Returns how the first half of the steps learn as in `before`, on the same
     batches."""
     stage = lambda number: before if number < config.steps // 2 else then
@@ -154,7 +160,7 @@ def distill_head(
     samples: int = 4096,
     ids: int = 8192,
     mesh: Mesh | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Trains a head that drafts from its target's states, on the target's answers, in
     the folder `out`; reports how often its drafts are accepted.
 
@@ -164,13 +170,13 @@ def distill_head(
     """
     model = hub.load(target, of=TextModel)
     layers = model.config
-    known = model.config.known_ids
+    known = layers.known_ids
     config = dataclasses.replace(
         config, model=states.head_config(layers, min(ids, known))
     )
     questions = prompt_ids(model, read_lines(prompts))
     begin(out, config, target=target, prompts=str(prompts), samples=samples)
-    pair = (model.network, model.params)
+    pair = model.network, model.params
     entering = config.model.entering
     length = config.data.length
     asked = [
@@ -199,7 +205,7 @@ def distill_head(
 
 
 @functools.partial(jax.jit, static_argnames=("config",))
-def init_state(config: Any) -> TrainState:
+def init_state(config: RunConfig) -> TrainState:
     """Returns the state of a run that starts from random weights."""
     key = run_key(config.seed, INIT)
     init_params = (
@@ -229,7 +235,7 @@ _CHANGED = (
 )
 
 
-def initial_params(model: Any, config: Any) -> Any:
+def initial_params(model: Any, config: Any) -> ArrayTree:
     """Returns the parameters that a run of `config` starts from: those of an equal
     model or, if this one is masked with shifted predictions, of a causal one. New ids,
     such as the mask, start as the mean of the others.
@@ -287,7 +293,7 @@ _SHARED: dict[type, tuple[str, ...]] = {
 }
 
 
-def check_pair(draft: Any, target: Any) -> None:
+def check_pair(draft: object, target: object) -> None:
     """Raises UserError unless the one can learn the other."""
     if type(draft) not in _SHARED:
         raise UserError(

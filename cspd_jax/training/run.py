@@ -14,13 +14,14 @@ import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from chex import ArrayTree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cspd_jax._utils.files import check_new_folder, write_text
@@ -57,9 +58,9 @@ class TrainState(NamedTuple):
     step: [] int32, the number of steps taken.
     """
 
-    params: Any
-    ema: Any
-    optimizer: Any
+    params: ArrayTree
+    ema: ArrayTree
+    optimizer: optax.OptState
     step: Array
 
 
@@ -70,11 +71,11 @@ class Learning(NamedTuple):
     step: (step, state, batch) -> (the state after it, the loss).
     """
 
-    batch: Callable[[int], Any]
-    step: Callable[[int, TrainState, Any], tuple[TrainState, Array]]
+    batch: Callable[[int], ArrayTree]
+    step: Callable[[int, TrainState, ArrayTree], tuple[TrainState, Array]]
 
 
-def first_state(config: RunConfig, params: Any) -> TrainState:
+def first_state(config: RunConfig, params: ArrayTree) -> TrainState:
     """Returns the state of a run that starts from a copy of `params`."""
     copy = lambda: jax.tree.map(jnp.copy, params)
     return TrainState(copy(), copy(), optimizer(config).init(params), jnp.int32(0))
@@ -87,7 +88,7 @@ def descend(
     config: RunConfig,
     loss: Callable[..., tuple[Array, Array]],
     state: TrainState,
-    *inputs: Any,
+    *inputs: ArrayTree,
 ) -> tuple[TrainState, Array]:
     """Takes one step down the gradient of a loss; compiled once for each.
 
@@ -154,7 +155,7 @@ def all_devices() -> Mesh:
     return make_mesh({DATA: len(jax.devices())})
 
 
-def begin(out: pathlib.Path, config: RunConfig, **begun: Any) -> None:
+def begin(out: pathlib.Path, config: RunConfig, **begun: object) -> None:
     """Makes the folder of a run and writes its settings there, or finds the same ones.
 
     begun: what else the run begins with, such as the name of its target.
@@ -176,7 +177,7 @@ def begin(out: pathlib.Path, config: RunConfig, **begun: Any) -> None:
 
 
 def run(
-    config: Any,
+    config: RunConfig,
     out: pathlib.Path,
     first: TrainState,
     learning: Learning,
@@ -224,10 +225,8 @@ def run(
             state, loss = learning.step(step, state, spread(batch))
             state = jax.device_put(state, placed)
             # While the devices compute.
-            step, batch = (
-                step + 1,
-                learning.batch(step + 1),
-            )
+            step += 1
+            batch = learning.batch(step)
             log.add(step, loss)
             if step % config.checkpoint_every == 0:
                 save()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -67,8 +67,8 @@ class TreeDrafter:
         return read_prompts(self.network, params, known, max_len + self.tree.drafts)[0]
 
     def draft(
-        self, params: Any, cache: Any, request: DraftRequest
-    ) -> tuple[Branches, Any]:
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest
+    ) -> tuple[Branches, ArrayTree]:
         tree = self.tree
         batch = request.tokens.shape[0]
         logits, cache, _ = read_last_two(self.network, params, cache, request)
@@ -99,7 +99,9 @@ class TreeDrafter:
             jnp.int32(rows),
         ), cache
 
-    def keep(self, cache: Any, length: Array, path: Array, tau: Array) -> Any:
+    def keep(
+        self, cache: ArrayTree, length: Array, path: Array, tau: Array
+    ) -> ArrayTree:
         """Moves the accepted nodes to where the text goes on; see `keep_path`."""
         return keep_path(self.network, cache, self.tree, length, path, tau)
 
@@ -140,9 +142,9 @@ def tree_of(drafter: object) -> Tree | None:
 
 
 def see_nodes(
-    model: tuple[TreeLanguageModel, Any],
+    model: tuple[TreeLanguageModel, ArrayTree],
     tokens: Array,
-    cache: Any,
+    cache: ArrayTree,
     tree: Tree,
     length: Array,
     used: Array,
@@ -184,12 +186,12 @@ def see_nodes(
 
 def keep_path(
     network: TreeLanguageModel,
-    cache: Any,
+    cache: ArrayTree,
     tree: Tree,
     length: Array,
     path: Array,
     tau: Array,
-) -> Any:
+) -> ArrayTree:
     """Moves the first tau [B] nodes of path [B, depth] in the cache to where the text
     goes on, after `length` [B]."""
     text = cache.max_len - tree.drafts

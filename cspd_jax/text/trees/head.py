@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from chex import ArrayTree
 
 from cspd_jax.check import UserError
 from cspd_jax.language_models import Prompts
+from cspd_jax.networks.eagle import Eagle
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest
 from cspd_jax.text.states import HeadDrafter
 from cspd_jax.text.trees.drafter import Branches, draw_children
@@ -30,7 +31,7 @@ class HeadTreeDrafter:
     states.
     """
 
-    head: Any
+    head: Eagle
     tree: Tree
 
     @property
@@ -45,8 +46,8 @@ class HeadTreeDrafter:
         )
 
     def draft(
-        self, params: Any, cache: Any, request: DraftRequest
-    ) -> tuple[Branches, Any]:
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest
+    ) -> tuple[Branches, ArrayTree]:
         tree = self.tree
         batch = request.tokens.shape[0]
         count = tree.depth + 1
@@ -75,18 +76,20 @@ class HeadTreeDrafter:
             jnp.int32(rows),
         ), cache
 
-    def keep(self, cache: Any, length: Array, path: Array, tau: Array) -> Any:
+    def keep(
+        self, cache: ArrayTree, length: Array, path: Array, tau: Array
+    ) -> ArrayTree:
         return cache
 
     def _level(
         self,
-        params: Any,
-        cache: Any,
+        params: ArrayTree,
+        cache: ArrayTree,
         request: DraftRequest,
         depth: int,
         tokens: Array,
         parents: Array,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, ArrayTree]:
         """Returns the states of the nodes of a depth, each at the place of its parent's
         token, and the cache."""
         tree = self.tree

@@ -199,7 +199,7 @@ def evaluate(
     network: FeatureNetwork,
     batch: int = 100,
     how: str = "tf1",
-) -> tuple[dict[str, Any], Statistics]:
+) -> tuple[dict[str, object], Statistics]:
     """Returns the report, and the statistics of the samples. Without `against` it has
     the score only. What is called FID is of the published weights, and a Fréchet
     distance of others."""
@@ -209,7 +209,7 @@ def evaluate(
             f"{against} was made by other weights or another --resize; make it again"
         )
     seen, found = look(samples, network, batch, how)
-    report: dict[str, Any] = {
+    report: dict[str, object] = {
         "samples": str(samples.path),
         "images": samples.count,
         "resize": how,

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from chex import ArrayTree
 
 from cspd_jax.diffusion.gaussian import (
     Coefficients,
@@ -79,7 +80,7 @@ def learning(config: TrainConfig) -> Learning:
     model = MARModel(config.model, jnp.dtype(config.dtype))
 
     def loss(
-        bucket: Bucket, params: Any, key: Array, known: Array, batch: Any
+        bucket: Bucket, params: ArrayTree, key: Array, known: Array, batch: ArrayTree
     ) -> tuple[Array, Array]:
         tokens, labels, contents = batch
         draws = draw(key, tokens.shape, bucket, known, config.copies)
@@ -110,7 +111,11 @@ def batches(config: RunConfig) -> Callable[[int], Batch]:
 
 
 def in_buckets(
-    config: TrainConfig, loss: Callable, n_known: Callable, largest: int, *given: Any
+    config: TrainConfig,
+    loss: Callable,
+    n_known: Callable,
+    largest: int,
+    *given: ArrayTree,
 ) -> Callable:
     """Returns the steps of a `Learning`, compiled once for each range of numbers of
     known tokens.
@@ -122,7 +127,9 @@ def in_buckets(
     width = -(-(largest + 1) // config.buckets)
     within = functools.cache(lambda bucket: functools.partial(loss, bucket))
 
-    def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Array]:
+    def step(
+        number: int, state: TrainState, batch: ArrayTree
+    ) -> tuple[TrainState, Array]:
         known = n_known(config, number)
         least = known // width * width
         bucket = Bucket(least, max(known, min(least + width - 1, largest)))
@@ -187,7 +194,7 @@ def focused(key: Array, draws: Draws, share: float) -> Draws:
 
 def contexts(
     model: MARModel,
-    params: Any,
+    params: ArrayTree,
     tokens: Array,
     labels: Array,
     draws: Draws,
@@ -214,7 +221,7 @@ def contexts(
 
 def denoised(
     model: MARModel,
-    params: Any,
+    params: ArrayTree,
     respacing: str,
     x0: Array,
     z: Array,
@@ -283,7 +290,7 @@ def mean_of_unknown(x: Array, draws: Draws) -> Array:
 
 def objective(
     model: MARModel,
-    params: Any,
+    params: ArrayTree,
     tokens: Array,
     labels: Array,
     draws: Draws,

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
@@ -39,14 +40,14 @@ class View(NamedTuple):
     weight: Array
 
 
-def learning(config: RunConfig, target: tuple[LM, Any] | None = None) -> Learning:
+def learning(config: RunConfig, target: tuple[LM, ArrayTree] | None = None) -> Learning:
     """Returns how a model learns rows of text; with a target, to predict what that
     predicts. The loss is in bits per id."""
     model = LM(config.model, jnp.dtype(config.dtype))
     teacher, target_params = target or (None, None)
 
     def loss(
-        params: Any, key: Array, rows: Array, target_params: Any
+        params: ArrayTree, key: Array, rows: Array, target_params: ArrayTree
     ) -> tuple[Array, Array]:
         shown = view(model, key, rows)
         logits = model.forward(params, shown.seen)
@@ -114,9 +115,9 @@ def _mean(view: View, nats: Array) -> Array:
 def measure(
     texts: Texts,
     model: LM,
-    params: Any,
+    params: ArrayTree,
     target: LM | None = None,
-    target_params: Any = None,
+    target_params: ArrayTree = None,
 ) -> dict[str, float]:
     """Measures a model q on adjacent rows of held-out text, and beside a target p; an
     incomplete last batch is left out.
@@ -135,10 +136,12 @@ def measure(
     rows = stream[: len(stream) // (count * length) * count * length].reshape(
         -1, count, length
     )
-    measured = lambda i, some: _measured(
-        model, params, target, target_params, seed_key(i), some
-    )
-    found = [measured(i, some.astype(np.int32)) for i, some in enumerate(rows)]
+    found = [
+        _measured(
+            model, params, target, target_params, seed_key(i), some.astype(np.int32)
+        )
+        for i, some in enumerate(rows)
+    ]
     return {
         name: round(float(np.mean([each[name] for each in found])), 4)
         for name in found[0]
@@ -148,9 +151,9 @@ def measure(
 @functools.partial(jax.jit, static_argnames=("model", "target"))
 def _measured(
     model: LM,
-    params: Any,
+    params: ArrayTree,
     target: LM | None,
-    target_params: Any,
+    target_params: ArrayTree,
     key: Array,
     rows: Array,
 ) -> dict[str, Array]:

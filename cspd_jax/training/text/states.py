@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax import text
 from cspd_jax.check import UserError
@@ -57,7 +58,9 @@ def learning(config: HeadTrainConfig, rows: Taught, given: Given) -> Learning:
         )
         return rows.rows(which)
 
-    def loss(params: Any, _: Array, batch: Taught, given: Given) -> tuple[Array, Array]:
+    def loss(
+        params: ArrayTree, _: Array, batch: Taught, given: Given
+    ) -> tuple[Array, Array]:
         log_p, there = wanted(given, batch)
         p = jnp.exp(log_p)
         place = jnp.arange(batch.tokens.shape[1])
@@ -97,7 +100,7 @@ def head_config(target: LMConfig, ids: int) -> EagleConfig:
     )
 
 
-def given_by(config: LMConfig, params: Any, ids: np.ndarray) -> Given:
+def given_by(config: LMConfig, params: ArrayTree, ids: np.ndarray) -> Given:
     """Returns what the target gives a head with these ids."""
     table = params["embed"]["embedding"]
     kernel = table[ids].T if config.tie_embeddings else params["head"]["kernel"][:, ids]
@@ -115,8 +118,8 @@ def frequent_ids(
 
 
 def first_params(
-    config: EagleConfig, target: Any, depth: int, given: Given, seed: int
-) -> dict[str, Any]:
+    config: EagleConfig, target: ArrayTree, depth: int, given: Given, seed: int
+) -> dict[str, ArrayTree]:
     """Returns the parameters that training begins with: those of the last of the
     target's layers, last norm and logits, for states of which the highest counts."""
     fresh = init_params(config, run_key(seed, INIT))
@@ -144,7 +147,9 @@ def first_params(
     }
 
 
-def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> Array:
+def turns(
+    head: Eagle, params: ArrayTree, given: Given, rows: Taught, count: int
+) -> Array:
     """Returns logits [count, B, L, V] of the token after the next, by turns that feed
     back those before.
 
@@ -192,8 +197,8 @@ def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
 
 def measure(
     config: HeadTrainConfig,
-    target: tuple[LM, Any],
-    params: Any,
+    target: tuple[LM, ArrayTree],
+    params: ArrayTree,
     prompts: Sequence[Sequence[int]],
 ) -> dict[str, float]:
     """Has the target answer prompts at temperature 1 with the head, and measures how
