@@ -44,10 +44,11 @@ from cspd_jax.image.recipe import Batch
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.models import ImageModel
 from cspd_jax.networks import lm
-from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LMConfig
+from cspd_jax.networks.mar import MAR_PRESETS, MARConfig
 from cspd_jax.networks.registry import kind_of
-from cspd_jax.text import Drafting, ModelDrafter, Plain, Speculation
+from cspd_jax.networks.sphere import SPHERE_PRESETS
+from cspd_jax.text import Drafter, Drafting, ModelDrafter, Plain, Speculation
 from cspd_jax.text import generation as text_generation
 
 PLAIN = ("plain", "text-plain", "stepwise")  # the methods that others are compared with
@@ -196,8 +197,8 @@ def by_the_device(case: Case) -> Case:
 def by_the_host(about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the identity of the row for the same program with loops that the host
     runs."""
-    words = [word for word in about["options"].split(", ") if word != "device loops"]
-    return {**about, "options": ", ".join(words)}
+    words = about["options"].split(", ")
+    return {**about, "options": ", ".join(w for w in words if w != "device loops")}
 
 
 def random_params(config: Any, dtype: str) -> Any:
@@ -205,10 +206,9 @@ def random_params(config: Any, dtype: str) -> Any:
     With a model's own first parameters, the head would output zeros."""
     module = lm if isinstance(config, LMConfig) else kind_of(config)
     leaves, tree = jax.tree.flatten(module.abstract_params(config))
-    keys = jax.random.split(jax.random.key(0), len(leaves))
     drawn = [
         (0.02 * jax.random.normal(k, a.shape, jnp.float32)).astype(dtype)
-        for k, a in zip(keys, leaves)
+        for k, a in zip(jax.random.split(jax.random.key(0), len(leaves)), leaves)
     ]
     return jax.tree.unflatten(tree, drawn)
 
@@ -219,7 +219,7 @@ def params_on_device(config: Any, dtype: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Replayed:
+class Replayed(Drafter):
     """A drafter that runs a draft model, so that its time counts, but replaces the
     drafted tokens. Some of the new tokens are right, and the others are wrong.
 
@@ -229,14 +229,14 @@ class Replayed:
 
     inner: ModelDrafter
 
-    def begin(self, params, prompts, max_len):
-        return self.inner.begin(params[0], prompts, max_len)
+    def begin(self, params, *more):
+        return self.inner.begin(params[0], *more)
 
     def draft(self, params, state, request):
         weights, right, use = params
         drafts, state = self.inner.draft(weights, state, request)
         at = request.length[:, None] + jnp.arange(request.max_gamma)
-        take = lambda a: jnp.take_along_axis(a, jnp.minimum(at, a.shape[1] - 1), axis=1)
+        take = lambda a: jnp.take_along_axis(a, jnp.minimum(at, a.shape[1] - 1), 1)
         wrong = (
             take(right) + 1 + drafts.tokens % 2
         ) % request.num_ids  # so that the draft is not left out
@@ -453,8 +453,7 @@ def text_cases(scale: Scale) -> list[Case]:
     def drafted(weights, of_draft):
         right = jax.jit(shell.run)(prepare(weights)).tokens
         use = jax.random.bernoulli(jax.random.key(1), share, right.shape)
-        replayed = Replayed(ModelDrafter(drafting))
-        draft = Drafting(replayed, (of_draft, right, use))
+        draft = Drafting(Replayed(ModelDrafter(drafting)), (of_draft, right, use))
         return (prepare(weights, Speculation(draft)),)
 
     def facts(out) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cspd_jax.diffusion.schedule import Schedule
 from cspd_jax.image.order import mask_lengths
-from cspd_jax.networks.config import MARConfig
+from cspd_jax.networks.mar import MARConfig
 
 
 class Attention(nn.Module):

@@ -21,7 +21,7 @@ from cases import PROMPT, PYTHIA_1_4B, SMALL, Case, Scale, about
 from toy import say
 
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.networks.config import MAR_PRESETS
+from cspd_jax.networks.mar import MAR_PRESETS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from cspd_jax.comparison import Request
 from cspd_jax.image.generation import generate
 from cspd_jax.info import Info
 from cspd_jax.networks import lm
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LMConfig
 from cspd_jax.networks.registry import kind_name, kind_of
 from cspd_jax.reports.report import device, versions
 from cspd_jax.tokenizers import ByteTokenizer

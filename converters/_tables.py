@@ -14,20 +14,22 @@ import dataclasses
 import re
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
 
 from cspd_jax.check import UserError
 
 Shape = tuple[int, ...]
 # The values that a file holds in addition to its tensors, such as training arguments.
-Args = Mapping[str, Any]
+Args = Mapping[str, object]
 NO_ARGS: Args = types.MappingProxyType({})
 # (path of a parameter, its array) -> the value to put into the tree
-Put = Callable[[tuple[str, ...], np.ndarray], Any]
+Put = Callable[[tuple[str, ...], np.ndarray], ArrayTree]
 # (pattern of the Flax module path, checkpoint's module name)
 Table = tuple[tuple[str, str], ...]
 
@@ -45,7 +47,7 @@ class Tensor(Protocol):
     is called."""
 
     shape: Shape
-    dtype: Any
+    dtype: DTypeLike
 
     def numpy(self) -> np.ndarray: ...
 
@@ -186,18 +188,18 @@ class Format:
     """
 
     def __init__(
-        self, table: Table, abstract_params: Callable[[Any], Mapping], ignored: str = ""
+        self, table: Table, abstract_params: Callable[..., Mapping], ignored: str = ""
     ):
         self.table = table
         self.abstract_params = abstract_params
         self.ignored = re.compile(ignored)
 
-    def wanted(self, config: Any) -> list[Entry]:
+    def wanted(self, config: object) -> list[Entry]:
         """Returns an entry for every parameter of the network with this
         configuration."""
         return entries(self.table, self.abstract_params(config))
 
-    def parameters(self, named: Mapping[str, Any]) -> dict[str, Any]:
+    def parameters(self, named: Mapping[str, ArrayTree]) -> dict[str, ArrayTree]:
         """Returns the tensors (or shapes) of a file without the ignored ones."""
         return {
             name: value
@@ -205,7 +207,7 @@ class Format:
             if not self.ignored.fullmatch(name)
         }
 
-    def plan(self, config: Any, shapes: Mapping[str, Shape]) -> list[Entry]:
+    def plan(self, config: object, shapes: Mapping[str, Shape]) -> list[Entry]:
         """Returns the entries for a file with these shapes. Raises UserError like
         `check_shapes`."""
         wanted = self.wanted(config)
@@ -215,7 +217,7 @@ class Format:
         )
         return wanted
 
-    def check(self, config: Any, tensors: Mapping[str, Tensor]) -> list[Entry]:
+    def check(self, config: object, tensors: Mapping[str, Tensor]) -> list[Entry]:
         """Returns the entries for a file. Raises UserError unless names, shapes and
         types fit. Does not read the values of tensors."""
         wanted = self.plan(
@@ -232,9 +234,9 @@ class Format:
 
     def convert(
         self,
-        config: Any,
+        config: object,
         tensors: Mapping[str, Tensor],
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         put: Put | None = None,
     ) -> dict:
         """Reads the tensors one by one into a Flax tree of `dtype` arrays. Raises
@@ -251,7 +253,7 @@ class Format:
         return unflatten_dict(found)
 
 
-def _read(entry: Entry, tensor: Tensor, dtype: Any) -> np.ndarray:
+def _read(entry: Entry, tensor: Tensor, dtype: DTypeLike) -> np.ndarray:
     with np.errstate(over="ignore"):
         array = np.array(entry.to_flax(tensor.numpy()), dtype, order="C")
     if not np.isfinite(array).all():

@@ -13,9 +13,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.files import read_object
 from cspd_jax.check import UserError
@@ -23,8 +23,8 @@ from cspd_jax.converters import hf
 from cspd_jax.converters._tables import Format, Options, Put, Tensor
 from cspd_jax.converters.lm import FAMILIES
 from cspd_jax.converters.torch_file import open_checkpoint
-from cspd_jax.networks.eagle import abstract_params
-from cspd_jax.networks.lm_config import EagleConfig, LMConfig
+from cspd_jax.networks.eagle import EagleConfig, abstract_params
+from cspd_jax.networks.lm import LMConfig
 
 _BIN = "pytorch_model.bin"
 _SIZES = "transformer_layer_config"  # the object of sizes in files of speculators
@@ -111,7 +111,7 @@ class _Format(Format):
         self,
         config: EagleConfig,
         tensors: Mapping[str, Tensor],
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         put: Put | None = None,
     ) -> dict:
         """Adds the array `ids`, which has the target's id for each id of the head."""

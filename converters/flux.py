@@ -13,7 +13,7 @@ from pathlib import Path
 from cspd_jax.check import UserError
 from cspd_jax.converters import hf, kl16
 from cspd_jax.converters._tables import NO_ARGS, Args, Options, Shapes
-from cspd_jax.networks.config import FluxConfig
+from cspd_jax.networks.autoencoder import FluxConfig
 
 INSIDE = "vae"  # the autoencoder's folder in the folder of a NextStep-1 model
 FILES = (

@@ -22,9 +22,7 @@ from cspd_jax.check import UserError
 from cspd_jax.converters import gguf_tokenizer
 from cspd_jax.converters._tables import Entry, Format, Shapes, Table
 from cspd_jax.converters.hf import Values
-from cspd_jax.networks.layers import frequencies
-from cspd_jax.networks.lm import abstract_params
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LMConfig, abstract_params, frequencies
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _TABLE: Table = (

@@ -9,7 +9,6 @@ file with another kind of tokenizer is converted without its tokenizer.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ _WORDS = (
 )
 
 
-def _by_pattern(pattern: str) -> list[dict[str, Any]]:
+def _by_pattern(pattern: str) -> list[dict[str, object]]:
     split = {
         "type": "Split",
         "pattern": {"Regex": pattern},
@@ -37,7 +36,7 @@ def _by_pattern(pattern: str) -> list[dict[str, Any]]:
     return [split, _byte_level(use_regex=False)]
 
 
-def _byte_level(use_regex: bool) -> dict[str, Any]:
+def _byte_level(use_regex: bool) -> dict[str, object]:
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -109,7 +108,7 @@ def _types(metadata: Values) -> np.ndarray:
     return np.array(metadata.get("tokenizer.ggml.token_type", [1] * len(tokens)))
 
 
-def _tokenizer(metadata: Values) -> dict[str, Any]:
+def _tokenizer(metadata: Values) -> dict[str, object]:
     tokens = metadata["tokenizer.ggml.tokens"]
     types = _types(metadata)
     split = metadata.get("tokenizer.ggml.pre", "default")
@@ -147,7 +146,7 @@ def _tokenizer(metadata: Values) -> dict[str, Any]:
     }
 
 
-def _beginning(metadata: Values, split: str) -> dict[str, Any]:
+def _beginning(metadata: Values, split: str) -> dict[str, object]:
     """Returns the post-processor, which puts the token that begins a text before the
     text. It does so if the metadata says so. If the metadata does not say, it does so
     for Llama 3 only."""
@@ -157,7 +156,7 @@ def _beginning(metadata: Values, split: str) -> dict[str, Any]:
     i = metadata["tokenizer.ggml.bos_token_id"]
     first = metadata["tokenizer.ggml.tokens"][i]
 
-    def begun(text: str, n: int) -> list[dict[str, Any]]:
+    def begun(text: str, n: int) -> list[dict[str, object]]:
         return [
             {"SpecialToken": {"id": first, "type_id": n}},
             {"Sequence": {"id": text, "type_id": n}},
@@ -172,7 +171,7 @@ def _beginning(metadata: Values, split: str) -> dict[str, Any]:
     return {"type": "Sequence", "processors": [plain, template]}
 
 
-def _settings(metadata: Values) -> dict[str, Any]:
+def _settings(metadata: Values) -> dict[str, str]:
     """Returns tokenizer_config.json, which has the special tokens by their roles, and
     the chat template."""
     found = {"tokenizer_class": "PreTrainedTokenizerFast"}

@@ -33,7 +33,7 @@ class Values(dict[str, Any]):
     """The named values of a JSON object or of another file. A value that is null counts
     as missing."""
 
-    def __init__(self, values: Mapping[str, Any]):
+    def __init__(self, values: Mapping[str, object]):
         super().__init__(
             {name: value for name, value in values.items() if value is not None}
         )
@@ -51,7 +51,7 @@ class Values(dict[str, Any]):
         """Returns the error for a value that is not supported, with the reason."""
         return UserError(f"{name} is {shown(self.get(name))}; {why}")
 
-    def only(self, **supported: Any) -> None:
+    def only(self, **supported: object) -> None:
         """Raises UserError for a value that is present and differs from the supported
         one."""
         for name, value in supported.items():
@@ -83,7 +83,7 @@ class Folder:
         )
 
 
-def published_config(path: str | os.PathLike) -> dict[str, Any]:
+def published_config(path: str | os.PathLike) -> dict[str, object]:
     """Returns the config.json of a folder. Returns {} if the folder has none, or if it
     is a checkpoint folder of this package."""
     try:

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, Table
-from cspd_jax.networks.autoencoder import abstract_params
-from cspd_jax.networks.config import KLConfig
+from cspd_jax.networks.autoencoder import KLConfig, abstract_params
 
 TABLE: Table = (
     (r"(quant_conv|post_quant_conv)", r"\1"),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.files import read_object
 from cspd_jax.check import UserError
@@ -30,8 +31,7 @@ from cspd_jax.converters._tables import (
     entries,
 )
 from cspd_jax.converters.hf import GENERATION, Folder, Values, known_ids
-from cspd_jax.networks.lm import abstract_params
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LMConfig, abstract_params
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -448,7 +448,7 @@ class _Format(Format):
         self,
         config: LMConfig,
         tensors: Mapping[str, Tensor],
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         put: Put | None = None,
     ) -> dict:
         """Converts a file like `Format.convert`. Raises UserError if the output layer

@@ -8,8 +8,7 @@ from typing import Any
 
 from cspd_jax.check import UserError
 from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, Table
-from cspd_jax.networks.config import MARConfig
-from cspd_jax.networks.mar import abstract_params
+from cspd_jax.networks.mar import MARConfig, abstract_params
 
 HEADS_OF_WIDTH = {768: 12, 1024: 16, 1280: 16}
 

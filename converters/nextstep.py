@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax.check import UserError
 from cspd_jax.converters._tables import Format, Options, Put, Table, Tensor
 from cspd_jax.converters.hf import Folder, known_ids
 from cspd_jax.converters.lm import LLAMA_TABLE, llama_fields, refuse_the_unrepresentable
-from cspd_jax.networks.config import NextStepConfig
-from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.nextstep import abstract_params, place_table
+from cspd_jax.networks.lm import LMConfig
+from cspd_jax.networks.nextstep import NextStepConfig, abstract_params, place_table
 
 MODEL_TYPE = "nextstep"
 _PLACES = "gen_pos_embed"  # a table of positions, which this library computes itself
@@ -54,7 +53,7 @@ class _Format(Format):
         self,
         config: NextStepConfig,
         tensors: Mapping[str, Tensor],
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         put: Put | None = None,
     ) -> dict:
         """Converts a file like `Format.convert`. Raises UserError if the file's table

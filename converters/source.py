@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.files import file_sha256
 from cspd_jax.check import UserError
@@ -33,7 +34,7 @@ from cspd_jax.converters import (
     sphere,
     sphere_vae,
 )
-from cspd_jax.converters._tables import Format, Options, Put, Shapes, Tensor
+from cspd_jax.converters._tables import Args, Format, Options, Put, Shapes, Tensor
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_file import LazyTensor, Namespace, open_checkpoint
 
@@ -80,7 +81,7 @@ class Source:
     path: Path
     kind: str
     tensors: Mapping[str, Tensor]
-    args: Mapping[str, Any]
+    args: Args
     folder: hf.Folder | None = None
     gguf: gguf.GGUF | None = None
 
@@ -213,9 +214,7 @@ def _open_file(path: Path) -> Source:
     return Source(path, "lm", found.tensors, found.metadata, gguf=found)
 
 
-def _of_file(
-    path: Path, tensors: Mapping[str, Tensor], args: Mapping[str, Any]
-) -> Source:
+def _of_file(path: Path, tensors: Mapping[str, Tensor], args: Args) -> Source:
     """Returns the source of a single file, whose kind is recognised by the names of the
     tensors."""
     for kind, names in _NAMES.items():
@@ -275,7 +274,7 @@ def make_config(source: Source, options: Options = Options()) -> Any:
         return converter.make_config(source.shapes, source.args, options)
 
 
-def check(source: Source, config: Any) -> None:
+def check(source: Source, config: object) -> None:
     """Raises UserError if `convert` would refuse the names, shapes or types of the
     tensors. Does not read the values of tensors."""
     with _naming(source.path):
@@ -285,7 +284,10 @@ def check(source: Source, config: Any) -> None:
 
 
 def convert(
-    source: Source, config: Any, dtype: Any = np.float32, put: Put | None = None
+    source: Source,
+    config: object,
+    dtype: DTypeLike = np.float32,
+    put: Put | None = None,
 ) -> dict:
     """Returns the Flax tree of parameters as numpy arrays. If `put` is given, the tree
     has the value that `put` returns for each path and array."""

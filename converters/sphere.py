@@ -11,8 +11,7 @@ from typing import Any
 
 from cspd_jax.check import UserError
 from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, Table
-from cspd_jax.networks.config import SphereConfig
-from cspd_jax.networks.sphere import abstract_params
+from cspd_jax.networks.sphere import SphereConfig, abstract_params
 
 # The dimension of a head in every published model. The weights do not determine it.
 _HEAD_DIM = 64

@@ -8,8 +8,7 @@ files of a whole model. The module `source` removes this prefix.
 from __future__ import annotations
 
 from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, Table
-from cspd_jax.networks.config import SphereVAEConfig
-from cspd_jax.networks.sphere_vae import abstract_params
+from cspd_jax.networks.sphere_vae import SphereVAEConfig, abstract_params
 
 PREFIX = "vae."
 

@@ -84,7 +84,7 @@ class LazyTensor:
         )
 
 
-def open_checkpoint(path: str | os.PathLike) -> Any:
+def open_checkpoint(path: str | os.PathLike) -> object:
     """Returns the object tree of a PyTorch checkpoint, with a `LazyTensor` for every
     tensor."""
     path = Path(path)
@@ -104,7 +104,7 @@ def open_checkpoint(path: str | os.PathLike) -> Any:
         ) from None
 
 
-def _open_zip(path: Path, file: IO[bytes]) -> Any:
+def _open_zip(path: Path, file: IO[bytes]) -> object:
     with zipfile.ZipFile(file) as archive:
         (description,) = (
             name for name in archive.namelist() if name.endswith("/data.pkl")
@@ -139,7 +139,7 @@ def _open_zip(path: Path, file: IO[bytes]) -> Any:
             return _Unpickler(opened, path, storage).load()
 
 
-def _open_old(path: Path, file: IO[bytes]) -> Any:
+def _open_old(path: Path, file: IO[bytes]) -> object:
     storages: dict[str, Storage] = {}
 
     def storage(
@@ -184,7 +184,7 @@ class _Unpickler(pickle.Unpickler):
             "argparse.Namespace": type("Namespace", (Namespace,), {}),
         }
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (known := self._names.get(f"{module}.{name}")) is None:
             raise UserError(
                 f"{self._path} asks for {module}.{name}, which is not among the few"
@@ -231,7 +231,7 @@ _STORAGES = {
     "Long": np.int64,
     "Bool": np.bool_,
 }
-_NAMES: dict[str, Any] = {
+_NAMES: dict[str, object] = {
     "collections.OrderedDict": collections.OrderedDict,
     "torch.Size": tuple,
     **{f"torch.{name}Storage": np.dtype(dtype) for name, dtype in _STORAGES.items()},

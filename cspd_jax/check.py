@@ -44,7 +44,7 @@ def naming(where: object) -> Iterator[None]:
         raise UserError(f"{where}: {error}") from None
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Returns a short repr of a value, to quote in a message."""
     return _QUOTE.repr(value)[:_SHOWN]
 
@@ -60,7 +60,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
-def check_draft(target: Any, draft: Any) -> None:
+def check_draft(target: object, draft: object) -> None:
     """Raises UserError unless the image model `draft` generates the same kind of token
     sequence as `target`."""
     for field, meaning in (
@@ -112,7 +112,7 @@ def check_vocabularies(target: Any, draft: Any) -> None:
     )
 
 
-def check_method(method: Any, methods: tuple[type, ...]) -> None:
+def check_method(method: object, methods: tuple[type, ...]) -> None:
     """Raises UserError unless `method` is an instance of one of the classes `methods`.
     The message says what to write."""
     if isinstance(method, methods):
@@ -122,7 +122,7 @@ def check_method(method: Any, methods: tuple[type, ...]) -> None:
     raise UserError(f"the method is {what}; write one of {names}")
 
 
-def check_options(options: Any, kind: type) -> None:
+def check_options(options: object, kind: type) -> None:
     """Raises UserError unless `options` is an instance of the class `kind`, and each
     field with a list of choices has one of them."""
     if not isinstance(options, kind):

@@ -268,6 +268,7 @@ def _near(way: Request, plain: Request) -> dict[str, Request]:
             dataclasses.replace(method, gamma=gamma, coupled=coupled)
             for gamma, coupled in _SELF
         ]
-        others = [other for other in others if other != method]
-        ways |= _along_chains(plain, others, _WINDOWS[0])
+        ways |= _along_chains(
+            plain, [other for other in others if other != method], _WINDOWS[0]
+        )
     return ways

@@ -12,15 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from cspd_jax import parallel, weights
 from cspd_jax.check import UserError, check_head_ids
 from cspd_jax.converters import eagle, flux, hf
 from cspd_jax.converters.source import Source, convert, make_config, open_source
 from cspd_jax.models import VAE, HeadModel, ImageModel, TextModel
-from cspd_jax.networks.config import MAR_PRESETS
 from cspd_jax.networks.eagle import Eagle
 from cspd_jax.networks.lm import LM
+from cspd_jax.networks.mar import MAR_PRESETS
 from cspd_jax.networks.registry import IMAGE_KINDS
 
 DEFAULTS = {  # name -> folder
@@ -68,7 +69,7 @@ _KINDS = {  # type -> (its name in messages, the kinds of checkpoints that it co
 
 def load(
     name_or_path: str | os.PathLike,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     of: type | None = None,
 ) -> Any:
@@ -129,12 +130,10 @@ def describe(name_or_path: str | os.PathLike, of: type | None = None) -> Any:
 def own_vae(model: ImageModel) -> str | None:
     """Returns the folder of the autoencoder inside the model's own folder; None if
     there is none."""
-    folder = model.folder / AUTOENCODER if model.folder else None
-    return (
-        str(folder)
-        if folder is not None and (folder / "config.json").is_file()
-        else None
-    )
+    if model.folder is None:
+        return None
+    folder = model.folder / AUTOENCODER
+    return str(folder) if (folder / "config.json").is_file() else None
 
 
 def shipped_folder(name: str) -> Path | None:
@@ -190,7 +189,7 @@ def _check_kind(kind: str, of: type | None, name: str) -> None:
 def _model(
     name: str,
     found: weights.Checkpoint,
-    dtype: Any,
+    dtype: DTypeLike,
     folder: Path | None,
     mesh: Mesh | None,
 ) -> Any:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from chex import ArrayTree
 
 Array = jax.Array
 
@@ -89,7 +90,7 @@ class Info:
     accepted: Array
     truncated: Array
     calls: Mapping[str, Calls]
-    trace: Any
+    trace: ArrayTree
     claim: Exactness = dataclasses.field(metadata={"static": True})
     seconds: float | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -150,6 +151,6 @@ class Generated(NamedTuple):
     info: Info
 
 
-def add(*parts: Any) -> Any:
+def add(*parts: ArrayTree) -> ArrayTree:
     """Returns the entrywise sum of pytrees of counts."""
     return jax.tree.map(lambda *numbers: sum(numbers[1:], numbers[0]), *parts)

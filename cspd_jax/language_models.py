@@ -9,13 +9,16 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import chex
 import jax
 import numpy as np
+from chex import ArrayTree
+from jax.typing import ArrayLike
 
 from cspd_jax.check import UserError
 from cspd_jax.models import TextModel
+from cspd_jax.networks.lm import Pass
 
 Array = jax.Array
 # A loaded model, or a pair (network, params).
-Model: TypeAlias = TextModel | tuple[Any, Any]
+Model: TypeAlias = TextModel | tuple[Any, ArrayTree]
 
 
 class LanguageModelConfig(Protocol):
@@ -28,10 +31,10 @@ class LanguageModelConfig(Protocol):
     eos_ids: the ids that end a text.
     """
 
-    causal: Any
-    vocab_size: Any
-    known_ids: Any
-    eos_ids: Any
+    causal: bool
+    vocab_size: int
+    known_ids: int
+    eos_ids: tuple[int, ...]
 
 
 class LanguageModel(Protocol):
@@ -40,33 +43,34 @@ class LanguageModel(Protocol):
 
     A model that has more is used better. If `packs` is true, a pass over many tokens
     takes longer than one over few, as it does on a CPU, and `apply_packed` skips the
-    padding: `PackingLanguageModel`. A model whose `apply` takes `entering`, layers,
-    returns as a third what enters them at all tokens, side by side [B, Q, S D]: heads
-    draft from it.
+    padding: `PackingLanguageModel`.
     """
 
     @property
     def config(self) -> LanguageModelConfig: ...
 
-    def empty_cache(self, batch: int, max_len: int) -> Any:
+    def empty_cache(self, batch: int, max_len: int) -> ArrayTree:
         """Makes a cache (any pytree) with one slot for each of max_len positions of
         each row."""
 
     def apply(
         self,
-        params: Any,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
-        cache: Any,
+        cache: ArrayTree,
         *,
         rows: Array | None = None,
-    ) -> tuple[Array, Any]:
+        entering: tuple[int, ...] = (),
+    ) -> Pass:
         """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache
         with these stored.
 
         A token sees the slots at positions up to its own. Positions outside 0..max_len
         - 1 are padding and store nothing. Going back is just reusing earlier positions.
         rows [B, R] are indices into Q: only their logits are computed, [B, R, V].
+        entering: layers; what enters them at all tokens is returned too, and heads
+        draft from it. Without any, the states are None.
         """
 
 
@@ -77,14 +81,15 @@ class PackingLanguageModel(LanguageModel, Protocol):
 
     def apply_packed(
         self,
-        params: Any,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
-        cache: Any,
+        cache: ArrayTree,
         *,
         size: int,
         read: Callable[[Array], Array],
-    ) -> tuple[Array, Any]:
+        entering: tuple[int, ...] = (),
+    ) -> Pass:
         """Does what `apply` does, with read(logits) [B, Q, ...] in place of the logits,
         and zeros of padding.
 
@@ -102,18 +107,19 @@ class TreeLanguageModel(LanguageModel, Protocol):
 
     def apply_seeing(
         self,
-        params: Any,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
-        cache: Any,
+        cache: ArrayTree,
         *,
         slots: Array,
         visible: Array,
-    ) -> tuple[Array, Any]:
+        entering: tuple[int, ...] = (),
+    ) -> Pass:
         """Does what `apply` does, with the tokens stored in `slots` [B, Q]; each sees
         the slots of visible [B, Q, max_len] (bool)."""
 
-    def move(self, cache: Any, sources: Array, targets: Array) -> Any:
+    def move(self, cache: ArrayTree, sources: Array, targets: Array) -> ArrayTree:
         """Returns the cache with the contents of the slots `sources` [B, M] in
         `targets` [B, M] as well.
 
@@ -128,8 +134,8 @@ class MaskedModelConfig(LanguageModelConfig, Protocol):
     shifted: whether hidden state i - 1 predicts the token at position i, as in Dream.
     """
 
-    mask_ids: Any
-    shifted: Any
+    mask_ids: tuple[int, ...]
+    shifted: bool
 
 
 class MaskedLanguageModel(Protocol):
@@ -141,7 +147,7 @@ class MaskedLanguageModel(Protocol):
 
     def forward(
         self,
-        params: Any,
+        params: ArrayTree,
         tokens: Array,
         mask: Array | None = None,
         *,
@@ -154,20 +160,20 @@ class MaskedLanguageModel(Protocol):
         logits [B, R, V] of these.
         """
 
-    def empty_cache(self, batch: int, max_len: int) -> Any:
+    def empty_cache(self, batch: int, max_len: int) -> ArrayTree:
         """Makes a cache (any pytree) with one slot for each of max_len positions of
         each row."""
 
     def apply(
         self,
-        params: Any,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
-        cache: Any,
+        cache: ArrayTree,
         *,
         mask: Array | None = None,
         rows: Array | None = None,
-    ) -> tuple[Array, Any]:
+    ) -> Pass:
         """Returns logits [B, Q, V] of tokens [B, Q], and the cache with them stored at
         positions [B, Q].
 
@@ -177,10 +183,10 @@ class MaskedLanguageModel(Protocol):
 
     def beside(
         self,
-        params: Any,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
-        cache: Any,
+        cache: ArrayTree,
         *,
         own: Array,
         mask: Array,
@@ -193,7 +199,7 @@ class MaskedLanguageModel(Protocol):
         """
 
 
-def bound(model: Model) -> tuple[Any, Any]:
+def bound(model: Model) -> tuple[Any, ArrayTree]:
     """Returns (network, params) of a loaded model as decoding wants them, or such a
     pair as it is.
 
@@ -233,7 +239,7 @@ def as_prompts(prompts: PromptsLike) -> Prompts:
     return found
 
 
-def concrete(value: Any) -> np.ndarray | None:
+def concrete(value: ArrayLike | None) -> np.ndarray | None:
     """Returns the value as a numpy array; None if there is none or it is traced."""
     return (
         None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 
@@ -16,7 +16,9 @@ Made = TypeVar("Made")
 
 
 def seconds_in_turns(
-    runs: Mapping[str, Callable[[], Any]], repeats: int, longest: float = float("inf")
+    runs: Mapping[str, Callable[[], object]],
+    repeats: int,
+    longest: float = float("inf"),
 ) -> dict[str, list[float]]:
     """Measures the seconds of each run, `repeats` times. The runs take turns, so that a
     busy machine slows all of them alike.
@@ -54,7 +56,7 @@ class Choice(NamedTuple, Generic[Request]):
 
 
 def median_seconds(
-    runs: Mapping[str, Callable[[], Any]], repeats: int = 5, longest: float = 20.0
+    runs: Mapping[str, Callable[[], object]], repeats: int = 5, longest: float = 20.0
 ) -> dict[str, float]:
     """Measures the median seconds of each run, in turns. Each run is called once
     before, so that it is compiled. A run that does not fit into memory gets infinite

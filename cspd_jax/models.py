@@ -8,21 +8,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from chex import ArrayTree
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
-from cspd_jax.networks.config import (
-    KLConfig,
-    MARConfig,
-    NextStepConfig,
-    SphereConfig,
-    SphereVAEConfig,
-)
+from cspd_jax.networks import autoencoder, mar, nextstep, sphere, sphere_vae
 from cspd_jax.networks.eagle import Eagle
-from cspd_jax.networks.lm import LM
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LM, LMConfig
 from cspd_jax.networks.products import by_outputs, gains_by_outputs
 
-ImageConfig: TypeAlias = MARConfig | SphereConfig | NextStepConfig
+ImageConfig: TypeAlias = mar.MARConfig | sphere.SphereConfig | nextstep.NextStepConfig
 # The options that a checkpoint may have values for.
 SAMPLING = (
     "cfg",
@@ -45,7 +40,7 @@ class _Model:
 
     name: str
     network: Any
-    params: Any = dataclasses.field(repr=False)
+    params: ArrayTree = dataclasses.field(repr=False)
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     folder: Path | None = None
     mesh: Mesh | None = None
@@ -92,7 +87,7 @@ class TextModel(_Model):
         return self.network.config
 
     @functools.cached_property
-    def for_decoding(self) -> tuple[LM, Any]:
+    def for_decoding(self) -> tuple[LM, ArrayTree]:
         """Returns the network and its parameters as passes over few tokens want them.
 
         On a CPU large kernels lie by outputs, in a copy that is made when this is first
@@ -115,7 +110,7 @@ class HeadModel(_Model):
     network: Eagle
 
     @functools.cached_property
-    def for_decoding(self) -> tuple[Eagle, Any]:
+    def for_decoding(self) -> tuple[Eagle, ArrayTree]:
         """Returns the network and its parameters as `TextModel.for_decoding` does."""
         floats = {
             name: part
@@ -139,7 +134,7 @@ class VAE:
     """
 
     name: str
-    config: KLConfig | SphereVAEConfig
-    params: Any = dataclasses.field(repr=False)
-    dtype: Any = np.float32
+    config: autoencoder.KLConfig | sphere_vae.SphereVAEConfig
+    params: ArrayTree = dataclasses.field(repr=False)
+    dtype: DTypeLike = np.float32
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)

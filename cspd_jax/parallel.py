@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -46,7 +47,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def make_mesh(
-    sizes: str | Mapping[str, int], devices: Sequence[Any] | None = None
+    sizes: str | Mapping[str, int], devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
     """Makes a mesh of these sizes, whose product must be the number of devices
     (default: all devices of all processes)."""
@@ -61,14 +62,14 @@ def make_mesh(
             f"mesh {axes} is of {wanted} devices, but there are {len(devices)}; the"
             " sizes multiplied must be that number"
         )
-    shape = (sizes[DATA], sizes[MODEL])
+    shape = sizes[DATA], sizes[MODEL]
     return jax.make_mesh(
         shape, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=devices
     )
 
 
 def default_mesh(
-    sizes: str | None = None, devices: Sequence[Any] | None = None
+    sizes: str | None = None, devices: Sequence[jax.Device] | None = None
 ) -> Mesh | None:
     """Makes a mesh of the devices (default: all of all processes), all on the data axis
     unless told; None for a single device."""
@@ -78,12 +79,10 @@ def default_mesh(
     return make_mesh({DATA: len(devices)} if sizes is None else sizes, devices)
 
 
-def common_mesh(*models: Any) -> Mesh | None:
+def common_mesh(*models: object) -> Mesh | None:
     """Returns the mesh that models lie on; UserError if they lie on different ones.
     What has no mesh of its own, such as a drafter without parameters, is left out."""
-    meshes = {
-        getattr(model, "mesh", None) for model in models if hasattr(model, "mesh")
-    }
+    meshes = {model.mesh for model in models if hasattr(model, "mesh")}
     if len(meshes) > 1:
         raise UserError(
             "the models lie on different devices; load all of them with the same mesh"
@@ -123,7 +122,7 @@ _RULES = (
 
 
 def partition(
-    path: str, shape: tuple[int, ...], devices: int, config: Any = None
+    path: str, shape: tuple[int, ...], devices: int, config: object = None
 ) -> PartitionSpec:
     """Says how the parameter at `path` ("layers_0/mlp/up/kernel") is cut for so many
     devices.
@@ -142,7 +141,7 @@ def partition(
     return PartitionSpec()
 
 
-def shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
+def shardings(mesh: Mesh, params: ArrayTree, config: object = None) -> Any:
     """Returns the sharding of every parameter of a tree (of arrays or of their shapes):
     cut along the model axis by its name, whole along the data axis. config: of the
     network."""
@@ -159,7 +158,7 @@ def shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
 
 
 def sharding(
-    mesh: Mesh, path: tuple[str, ...], shape: tuple[int, ...], config: Any = None
+    mesh: Mesh, path: tuple[str, ...], shape: tuple[int, ...], config: object = None
 ) -> NamedSharding:
     """Returns the sharding of the parameter at `path`."""
     return NamedSharding(
@@ -167,13 +166,13 @@ def sharding(
     )
 
 
-def place(mesh: Mesh, params: Any, config: Any = None) -> Any:
+def place(mesh: Mesh, params: ArrayTree, config: object = None) -> ArrayTree:
     """Places parameters, which every process must have whole, so that each device holds
     its share."""
     return jax.tree.map(put, params, shardings(mesh, params, config))
 
 
-def replicate(mesh: Mesh, tree: Any) -> Any:
+def replicate(mesh: Mesh, tree: ArrayTree) -> ArrayTree:
     """Puts numbers and arrays that every process has on every device, whole; those
     already on the mesh stay."""
 
@@ -195,11 +194,10 @@ def put(array: Any, sharding: NamedSharding) -> jax.Array:
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        data = put(jax.random.key_data(array), sharding)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-    return jax.make_array_from_callback(
-        array.shape, sharding, lambda index: array[index]
-    )
+        return jax.random.wrap_key_data(
+            put(jax.random.key_data(array), sharding), impl=jax.random.key_impl(array)
+        )
+    return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
 
 @contextlib.contextmanager
@@ -214,8 +212,11 @@ def first_alone(what: str) -> Iterator[None]:
 
 
 def spread(
-    function: Callable[[Any, Any], Any], mesh: Mesh, rows: Any, shared: Any
-) -> Any:
+    function: Callable[[ArrayTree, ArrayTree], ArrayTree],
+    mesh: Mesh,
+    rows: ArrayTree,
+    shared: ArrayTree,
+) -> ArrayTree:
     """Returns function(rows, shared), with the rows spread over the data axis. Inside
     `jit` only.
 
@@ -240,8 +241,10 @@ def spread(
     )
 
     def each(
-        of_calls: Callable[[Calls], Calls], of_rows: Callable[[Array], Array], tree: Any
-    ) -> Any:
+        of_calls: Callable[[Calls], Calls],
+        of_rows: Callable[[Array], Array],
+        tree: ArrayTree,
+    ) -> ArrayTree:
         one = lambda node: of_calls(node) if is_calls(node) else of_rows(node)
         return jax.tree.map(one, tree, is_leaf=is_calls)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 from jax.sharding import Mesh
 
 from cspd_jax._utils.compilation import outermost_jit
@@ -31,12 +32,12 @@ class Rows(Protocol):
         """Yields the tokens so far after each round. Each round is a jitted call of its
         own."""
 
-    def split(self) -> tuple[Any, Any]:
+    def split(self) -> tuple[ArrayTree, ArrayTree]:
         """Returns two pytrees: the data of each row, arrays [B, ...], and the data that
         all rows share."""
 
     @classmethod
-    def joined(cls, rows: Any, shared: Any) -> Rows:
+    def joined(cls, rows: ArrayTree, shared: ArrayTree) -> Rows:
         """Makes a job from the two pytrees of `split`, whose first may have only some
         of the rows."""
 
@@ -50,16 +51,16 @@ class Algorithm(Protocol):
 
     in_place: ClassVar[str]
 
-    def begin(self) -> Any:
+    def begin(self) -> ArrayTree:
         """Returns the state before the first round."""
 
-    def unfinished(self, state: Any) -> Array:
+    def unfinished(self, state: ArrayTree) -> Array:
         """Returns whether another round is needed, [] for all rows or [B]."""
 
-    def advance(self, state: Any) -> Any:
+    def advance(self, state: ArrayTree) -> ArrayTree:
         """Takes a round, and adds its counts to the state's counts."""
 
-    def output(self, state: Any) -> Generated:
+    def output(self, state: ArrayTree) -> Generated:
         """Returns the tokens and the info of a state, after any number of rounds."""
 
 
@@ -116,7 +117,7 @@ _output = jax.jit(lambda algorithm, state: algorithm.output(state))
 
 
 @functools.partial(outermost_jit, donate_argnames="place")
-def _advance(algorithm: Algorithm, rest: Any, place: Any) -> Any:
+def _advance(algorithm: Algorithm, rest: ArrayTree, place: ArrayTree) -> ArrayTree:
     return algorithm.advance(rest._replace(**{algorithm.in_place: place}))
 
 

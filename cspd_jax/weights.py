@@ -21,16 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
+from chex import ArrayTree
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 from safetensors.numpy import save_file
 
 from cspd_jax._utils.files import check_new_folder, read_object, written_beside
 from cspd_jax.check import UserError, naming, shown
 from cspd_jax.converters._tables import check_shapes
 from cspd_jax.networks import autoencoder, eagle, inception, lm, sphere_vae
-from cspd_jax.networks.config import FluxConfig, KLConfig, SphereVAEConfig
-from cspd_jax.networks.lm_config import EagleConfig, LMConfig
 from cspd_jax.networks.registry import IMAGE_KINDS, ImageKind
 from cspd_jax.parallel import sharding
 
@@ -46,17 +46,17 @@ class Kind(NamedTuple):
     """
 
     config_class: type
-    abstract_params: Callable[[Any], Any]
+    abstract_params: Callable[..., ArrayTree]
 
 
 _KINDS: dict[str, Kind | ImageKind] = {
     **IMAGE_KINDS,
-    "kl16": Kind(KLConfig, autoencoder.abstract_params),
-    "flux": Kind(FluxConfig, autoencoder.abstract_params),
-    "svae": Kind(SphereVAEConfig, sphere_vae.abstract_params),
+    "kl16": Kind(autoencoder.KLConfig, autoencoder.abstract_params),
+    "flux": Kind(autoencoder.FluxConfig, autoencoder.abstract_params),
+    "svae": Kind(sphere_vae.SphereVAEConfig, sphere_vae.abstract_params),
     "inception": Kind(inception.InceptionConfig, inception.abstract_params),
-    "lm": Kind(LMConfig, lm.abstract_params),
-    "eagle": Kind(EagleConfig, eagle.abstract_params),
+    "lm": Kind(lm.LMConfig, lm.abstract_params),
+    "eagle": Kind(eagle.EagleConfig, eagle.abstract_params),
 }
 
 
@@ -71,7 +71,7 @@ class Checkpoint(NamedTuple):
 
     kind: str
     config: Any
-    params: Any
+    params: ArrayTree
     metadata: dict[str, Any]
 
 
@@ -82,9 +82,9 @@ def save(
     params: Mapping,
     *,
     source: str | tuple[str, str] | None = None,
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, object] | None = None,
     companions: Mapping[str, Path] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Writes a new checkpoint folder, all or nothing, and returns the content of its
     config.json.
 
@@ -127,7 +127,7 @@ def save(
 
 
 def load(
-    path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None
+    path: str | os.PathLike, dtype: DTypeLike | None = None, mesh: Mesh | None = None
 ) -> Checkpoint:
     """Reads a checkpoint folder; its parameters become jax arrays, cast to `dtype` if
     given.
@@ -155,16 +155,15 @@ def load(
             return jax.device_put(part(...), placed)
         return jax.make_array_from_callback(array.shape, placed, part)
 
-    params = unflatten_dict(
-        {name: read(name, array) for name, array in stored.items()}, sep="/"
-    )
-    return Checkpoint(kind, config, params, description)
+    leaves = {name: read(name, array) for name, array in stored.items()}
+    return Checkpoint(kind, config, unflatten_dict(leaves, sep="/"), description)
 
 
 def read_description(path: str | os.PathLike) -> dict[str, Any]:
     """Returns the content of a checkpoint's config.json, with "config" as the kind's
     dataclass."""
-    path, file = Path(path), Path(path) / "config.json"
+    path = Path(path)
+    file = path / "config.json"
     if not file.is_file():
         raise UserError(
             f"{path} is not a checkpoint, which is a folder with config.json and {FILE}"
@@ -188,7 +187,7 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
     }
 
 
-def read_config(cls: type, values: Any, where: str) -> Any:
+def read_config(cls: type, values: object, where: str) -> Any:
     """Returns the frozen dataclass that a JSON object describes, which must have
     exactly its fields."""
     values = values if isinstance(values, Mapping) else {}
@@ -202,7 +201,7 @@ def read_config(cls: type, values: Any, where: str) -> Any:
         )
     hints = typing.get_type_hints(cls)
 
-    def field(name: str, value: Any) -> Any:
+    def field(name: str, value: object) -> object:
         if dataclasses.is_dataclass(hints[name]):
             return read_config(hints[name], value, f"{where} field {name}")
         return tuple(value) if isinstance(value, list) else value
@@ -211,7 +210,7 @@ def read_config(cls: type, values: Any, where: str) -> Any:
         return cls(**{name: field(name, value) for name, value in values.items()})
 
 
-def _kind(name: Any, where: str | os.PathLike) -> Kind | ImageKind:
+def _kind(name: object, where: str | os.PathLike) -> Kind | ImageKind:
     if name not in _KINDS:
         raise UserError(
             f"{where} is of the unknown kind {shown(name)}; known are"
@@ -260,8 +259,9 @@ def _stored(path: Path) -> dict[str, _Stored]:
 def _zarr_array(folder: Path) -> _Stored:
     import tensorstore
 
-    where = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(folder)}}
-    array = tensorstore.open(where).result()
+    array = tensorstore.open(
+        {"driver": "zarr", "kvstore": {"driver": "file", "path": str(folder)}}
+    ).result()
     return _Stored(tuple(array.shape), lambda index: array[index].read().result())
 
 

@@ -13,19 +13,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 # The fewest rows of a matrix product on an accelerator. XLA would compute a product
 # with one row as a sum over an array of the matrix's size.
 FEWEST_ROWS = 8
 
 
-def by_device(*operands: Any, cpu: Callable, accelerator: Callable) -> Any:
+def by_device(*operands: ArrayTree, cpu: Callable, accelerator: Callable) -> Any:
     """Returns cpu(*operands) if the program is compiled for a CPU, and otherwise
     accelerator(*operands)."""
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=accelerator)
 
 
-def read_at_once(tree: Any) -> Any:
+def read_at_once(tree: ArrayTree) -> ArrayTree:
     """Returns the arrays [..., k] of a pytree unchanged. On an accelerator they are
     joined in between, so that one kernel reads (slices, gathers) all of them."""
 
@@ -43,7 +44,9 @@ def read_at_once(tree: Any) -> Any:
     )
 
 
-def with_enough_rows(function: Callable, fixed: Any, rows: Any) -> jax.Array:
+def with_enough_rows(
+    function: Callable, fixed: ArrayTree, rows: ArrayTree
+) -> jax.Array:
     """Returns function(fixed, rows), which is [R, ...] for R rows. On an accelerator a
     single row is repeated, and the first row of the result is returned."""
     count = jax.tree.leaves(rows)[0].shape[0]

@@ -48,7 +48,7 @@ def outermost_jit(function: Function, **how: Any) -> Function:
     alone = jax.jit(function, compiler_options=DEVICE_LOOPS, **how)
 
     @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
+    def call(*args, **named):
         # Inside another jit, every new array is a tracer.
         if not has_device_loops() or isinstance(jnp.zeros(()), jax.core.Tracer):
             return inside(*args, **named)

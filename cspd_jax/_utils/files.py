@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax.check import UserError
 
@@ -109,7 +110,7 @@ def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
         np.savez(file, **arrays)
 
 
-def fingerprint(config: Any, params: Any, *more: Any) -> str:
+def fingerprint(config: object, params: ArrayTree, *more: object) -> str:
     """Returns one SHA-256 of a model's configuration, its weights, and the JSON values
     `more`."""
     digest = hashlib.sha256(json.dumps([repr(config), *more]).encode())

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 Array = jax.Array
 Carry = TypeVar("Carry")
@@ -31,10 +32,10 @@ def while_loop(
     return unpack(end)
 
 
-def _packing(like: Any) -> tuple[Callable, Callable]:
+def _packing(like: ArrayTree) -> tuple[Callable, Callable]:
     leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, like))
     shapes = [(a.shape, a.dtype) for a in leaves]
-    kinds: dict[Any, list[int]] = {}
+    kinds: dict[object, list[int]] = {}
     for i, a in enumerate(leaves):
         kinds.setdefault(a.dtype if a.size <= _SMALL else i, []).append(i)
 
@@ -48,7 +49,7 @@ def _packing(like: Any) -> tuple[Callable, Callable]:
         ]
 
     def unpack(packed):
-        found: list[Any] = [None] * len(shapes)
+        found: list[Array | None] = [None] * len(shapes)
         for flat, at in zip(packed, kinds.values()):
             start = 0
             for i in at:
@@ -63,7 +64,9 @@ def _packing(like: Any) -> tuple[Callable, Callable]:
     return pack, unpack
 
 
-def map_chunks(function: Callable[..., Any], most: int, *arrays: Array) -> Any:
+def map_chunks(
+    function: Callable[..., ArrayTree], most: int, *arrays: Array
+) -> ArrayTree:
     """Returns function(*arrays), computed with at most `most` rows at a time, so that
     intermediate arrays fit into memory.
 
@@ -81,5 +84,5 @@ def map_chunks(function: Callable[..., Any], most: int, *arrays: Array) -> Any:
         filling = jnp.repeat(a[:1], parts * size - count, axis=0)
         return jnp.concatenate([a, filling]).reshape(parts, size, *a.shape[1:])
 
-    made = jax.lax.map(lambda some: function(*some), tuple(split(a) for a in arrays))
+    made = jax.lax.map(lambda some: function(*some), tuple(map(split, arrays)))
     return jax.tree.map(lambda a: a.reshape(parts * size, *a.shape[2:])[:count], made)

@@ -8,14 +8,14 @@ from typing import Any
 
 
 def option(
-    default: Any,
+    default: object,
     help: str,
     /,
     *,
     static: bool = False,
     flags: tuple[str, ...] = (),
     report: str | None = None,
-    **of_flag: Any,
+    **of_flag: object,
 ) -> Any:
     """Makes the field of an option.
 
@@ -43,7 +43,7 @@ def documented(cls: type) -> type:
     return cls
 
 
-def reported(value: Any) -> Any:
+def reported(value: object) -> Any:
     """Turns a dataclass into a JSON object of its fields, under their names in reports:
     the metadata `report`, or else the field's name. A field whose `report` is "" is
     left out. Any other value is returned as it is."""

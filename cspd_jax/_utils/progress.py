@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from tqdm import tqdm
 
@@ -12,7 +11,7 @@ class Bar(tqdm):
     """A bar that says "compiling" until the first step is done. The speed that it shows
     leaves out that step."""
 
-    def __init__(self, **options: Any):
+    def __init__(self, **options: object):
         super().__init__(**options, postfix="compiling")
         self._compiling = not self.disable
 

@@ -44,7 +44,7 @@ def chosen(choice: Any) -> Any:
     return choice.request
 
 
-def result(values: Mapping[str, Any], as_json: bool) -> None:
+def result(values: Mapping[str, object], as_json: bool) -> None:
     """Prints values as one JSON object, or for people to read, one line per value."""
     lines = [
         f"{key + ':':<15} {value}"
@@ -54,7 +54,7 @@ def result(values: Mapping[str, Any], as_json: bool) -> None:
     print(json.dumps(values) if as_json else "\n".join(lines))
 
 
-def add_fields(group: Any, cls: Any, *names: str) -> None:
+def add_fields(group: argparse._ActionsContainer, cls: type, *names: str) -> None:
     """Adds the flags of the fields `names` of an options class, or of all its fields
     that have flags. A flag that the caller does not give has the value None."""
     for field in dataclasses.fields(cls):
@@ -70,8 +70,8 @@ def add_fields(group: Any, cls: Any, *names: str) -> None:
 def from_flags(
     cls: type[Options],
     args: argparse.Namespace,
-    defaults: Mapping[str, Any] | None = None,
-    **others: Any,
+    defaults: Mapping[str, object] | None = None,
+    **others: object,
 ) -> Options:
     """Returns options of the class `cls`, with the values of the command line.
 
@@ -87,7 +87,7 @@ def from_flags(
     return cls(**{**(defaults or {}), **given})
 
 
-def add_common(group: Any, *dtypes: str) -> None:
+def add_common(group: argparse._ActionsContainer, *dtypes: str) -> None:
     """Adds the flags that all generating verbs have: seed, mesh, type, device loops and
     JSON. `dtypes` are further types, after float32 and bfloat16."""
     group.add_argument(
@@ -99,7 +99,7 @@ def add_common(group: Any, *dtypes: str) -> None:
     group.add_argument(
         "--mesh",
         metavar="SIZES",
-        help="sizes of the mesh axes, as data=4,model=2 (default: all devices on data)",
+        help="of axes, as data=4,model=2 (default: all on data)",
     )
     group.add_argument(
         "--dtype", choices=("float32", "bfloat16", *dtypes), default="float32"
@@ -109,9 +109,9 @@ def add_common(group: Any, *dtypes: str) -> None:
         type=bool,
         metavar="on|off",
         default=False,
-        help="let a GPU run the loops itself, so that the host does not read their"
-        " conditions; the results do not change, and no GPU has been measured with it"
-        " yet (default: off)",
+        help="on a GPU: it runs the loops itself and the host does not read their"
+        " conditions; the same is"
+        " drawn, and no GPU has been measured with it yet (off)",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
 

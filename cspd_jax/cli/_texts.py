@@ -84,7 +84,7 @@ def run(
     tokenizer: Any,
     ways: Mapping[str, Request],
     rows: Rows,
-    **told: Any,
+    **told: object,
 ) -> None:
     """Runs the first request, and the second one if there is one, which is its
     reference. Prints the texts of the first request, and what happened in both; with

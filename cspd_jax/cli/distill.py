@@ -16,7 +16,7 @@ from typing import Any
 from cspd_jax import hub
 from cspd_jax.check import UserError
 from cspd_jax.cli.train import add_run_flags, configured, finish
-from cspd_jax.networks.config import MARConfig
+from cspd_jax.networks.mar import MARConfig
 from cspd_jax.parallel import default_mesh
 from cspd_jax.training import presets, recipes
 from cspd_jax.training.config import DATA, HeadTrainConfig, data_from_json

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-from typing import Any
 
 from cspd_jax import masked
 from cspd_jax._utils.options import reported
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
         )
         ways["stepwise"] = request._replace(method=masked.Stepwise(like))
 
-    def rows(tokens: Any, _: Any) -> list[list[int]]:
+    def rows(tokens, _):
         goes_on = lambda token: token not in model.config.eos_ids
         return [list(itertools.takewhile(goes_on, row)) for row in tokens.tolist()]
 

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     if compare and not isinstance(request.method, text.Plain):
         ways["plain"] = request._replace(method=text.Plain())
 
-    def rows(tokens: Any, info: Any) -> list[list[int]]:
+    def rows(tokens, info):
         spans = zip(tokens.tolist(), prompts, info.trace.lengths.tolist())
         return [row[len(prompt) : end] for row, prompt, end in spans]
 

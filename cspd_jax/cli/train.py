@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -18,7 +17,7 @@ from cspd_jax.check import UserError
 from cspd_jax.cli._flags import result
 from cspd_jax.parallel import default_mesh
 from cspd_jax.training import presets, recipes
-from cspd_jax.training.config import HeadTrainConfig, in_steps, with_settings
+from cspd_jax.training.config import HeadTrainConfig, Settings, in_steps, with_settings
 
 _SHORTCUTS = ("batch", "seed", "learning_rate")
 
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
     finish(args, report)
 
 
-def configured(args: argparse.Namespace, config: Any) -> Any:
+def configured(args: argparse.Namespace, config: Settings) -> Settings:
     """Returns the settings of a run, changed by the flags of the command line."""
     settings = [] if args.data is None else [f"data.root={os.path.abspath(args.data)}"]
     settings += [
@@ -94,7 +93,7 @@ def configured(args: argparse.Namespace, config: Any) -> Any:
     return with_settings(config, [*settings, *args.set])
 
 
-def finish(args: argparse.Namespace, report: dict[str, Any]) -> None:
+def finish(args: argparse.Namespace, report: dict[str, object]) -> None:
     """Prints the report of a run, in the first process only."""
     if jax.process_index() == 0:
         result({**report, "out": str(args.out)}, args.json)

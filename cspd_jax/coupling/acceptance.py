@@ -3,10 +3,12 @@ couplings return."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
+from jax.typing import DTypeLike
 
 Array = jax.Array
 
@@ -63,7 +65,9 @@ def log_residual_acceptance(log_ratio: Array) -> Array:
     return jnp.where(positive, log1mexp(jnp.where(positive, log_ratio, 1.0)), -jnp.inf)
 
 
-def uniform(key: Array, shape: tuple[int, ...] = (), dtype: Any = jnp.float32) -> Array:
+def uniform(
+    key: Array, shape: tuple[int, ...] = (), dtype: DTypeLike = jnp.float32
+) -> Array:
     """Draws uniforms in (0, 1] from 32 random bits each. The numbers are nearly the
     same in float32 and float64.
 
@@ -73,7 +77,7 @@ def uniform(key: Array, shape: tuple[int, ...] = (), dtype: Any = jnp.float32) -
     return unit_interval(jax.random.bits(key, shape, jnp.uint32), dtype)
 
 
-def unit_interval(bits: Array, dtype: Any = jnp.float32) -> Array:
+def unit_interval(bits: Array, dtype: DTypeLike = jnp.float32) -> Array:
     """Turns each uint32 of random bits into a uniform in (0, 1]."""
     return (bits.astype(dtype) + 0.5) * 2.0**-32
 
@@ -109,6 +113,6 @@ class Coupled(NamedTuple):
     info: how the value was found.
     """
 
-    value: Any
+    value: ArrayTree
     accepted: Array
     info: CouplingInfo

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.coupling.acceptance import accepts, at_least_float32, uniform
 
@@ -21,7 +22,7 @@ class Resampled(NamedTuple):
     truncated: [] bool, whether no proposal was accepted.
     """
 
-    value: Any
+    value: ArrayTree
     trips: Array
     truncated: Array
 
@@ -34,15 +35,15 @@ class _Loop(NamedTuple):
     settled: [] whether a value was accepted, or none is needed.
     """
 
-    value: Any
+    value: ArrayTree
     trips: Array
     settled: Array
 
 
 def resample(
     key: Array,
-    propose: Callable[[Array], Any],
-    log_accept: Callable[[Any], Array],
+    propose: Callable[[Array], ArrayTree],
+    log_accept: Callable[[ArrayTree], Array],
     *,
     proposals: int = 8,
     max_trips: int,
@@ -64,7 +65,7 @@ def resample(
     which is at most 1 / (e N). For Gaussians, `coupling.residual` is a better method.
     """
 
-    def one(key: Array) -> tuple[Any, Array]:
+    def one(key: Array) -> tuple[ArrayTree, Array]:
         for_value, for_test = jax.random.split(key)
         value = propose(for_value)
         (log_a,) = at_least_float32(log_accept(value))
@@ -74,15 +75,19 @@ def resample(
         return ~loop.settled & (loop.trips < max_trips)
 
     def trip(loop: _Loop) -> _Loop:
-        index = loop.trips * proposals + jnp.arange(proposals)
-        values, accepted = jax.vmap(lambda j: one(jax.random.fold_in(key, j)))(index)
+        values, accepted = jax.vmap(lambda j: one(jax.random.fold_in(key, j)))(
+            loop.trips * proposals + jnp.arange(proposals)
+        )
         found = jnp.any(accepted)
         first = jnp.where(found, jnp.argmax(accepted), proposals - 1)
         return _Loop(jax.tree.map(lambda a: a[first], values), loop.trips + 1, found)
 
-    nothing = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(propose, key)
+    start = _Loop(
+        jax.tree.map(
+            lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(propose, key)
+        ),
+        jnp.int32(0),
+        ~jnp.asarray(needed, bool),
     )
-    start = _Loop(nothing, jnp.int32(0), ~jnp.asarray(needed, bool))
     end = jax.lax.while_loop(searching, trip, start)
     return Resampled(end.value, end.trips, ~end.settled)

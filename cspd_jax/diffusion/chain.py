@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax._utils.accelerators import read_at_once, with_enough_rows
 from cspd_jax.diffusion.gaussian import (
@@ -25,15 +26,15 @@ class Denoiser(Protocol):
     only, the second on the time and on z, and the third on the state x as well. R is
     any number of rows."""
 
-    def embed_time(self, params: Any, timesteps: Array) -> Array:
+    def embed_time(self, params: ArrayTree, timesteps: Array) -> Array:
         """Maps original timesteps [T] to features [T, ...]. It is computed once per
         generation."""
 
-    def modulate(self, params: Any, time: Array, z: Array) -> Any:
+    def modulate(self, params: ArrayTree, time: Array, z: Array) -> ArrayTree:
         """Maps features [..., W] and z [..., D], broadcast together, to modulations: a
         pytree of arrays that depend on the time and z alone."""
 
-    def denoise(self, params: Any, x: Array, modulations: Any) -> Array:
+    def denoise(self, params: ArrayTree, x: Array, modulations: ArrayTree) -> Array:
         """Maps x [R, d] and its modulations to eps and v side by side [R, 2d]; a flow
         head returns the velocity [R, d]."""
 
@@ -49,9 +50,9 @@ GIVEN_ROWS = 4096
 
 def predict(
     denoiser: Denoiser,
-    params: Any,
+    params: ArrayTree,
     x: Array,
-    modulations: Any,
+    modulations: ArrayTree,
     scale: Array | float | None = None,
 ) -> tuple[Array, Array]:
     """Returns (eps, v), each [R, d], for rows x [R, d]. With a `scale` the modulations
@@ -66,9 +67,9 @@ def predict(
 
 def step_distribution(
     denoiser: Denoiser,
-    params: Any,
+    params: ArrayTree,
     x: Array,
-    modulations: Any,
+    modulations: ArrayTree,
     c: Coefficients,
     scale: Array | float | None = None,
 ) -> Gaussian:
@@ -92,7 +93,7 @@ class Chains(NamedTuple):
     """
 
     denoiser: Denoiser
-    params: Any
+    params: ArrayTree
     time: Array
     z: Array
     c: Coefficients
@@ -110,12 +111,12 @@ class Chains(NamedTuple):
         """Rows of z per token: 2 with guidance."""
         return 1 if self.scale is None else 2
 
-    def modulations(self, times: Array) -> Any:
+    def modulations(self, times: Array) -> ArrayTree:
         """Returns the modulations [M, R, ...] for each of the time features [M, ...]
         and each row of z. With guidance they have 2R rows."""
         return self.denoiser.modulate(self.params, times[:, None], self.z[None])
 
-    def transition(self, x: Array, modulations: Any, c: Coefficients) -> Gaussian:
+    def transition(self, x: Array, modulations: ArrayTree, c: Coefficients) -> Gaussian:
         """Returns p(x_{t-1} | x_t = x, z) for x [R, d], guided and without the
         temperature."""
         return step_distribution(
@@ -181,7 +182,7 @@ def sample_path(chains: Chains, noise: Array, start: Start | None = None) -> Pat
 
 def _run(
     chains: Chains, noise: Array, start: Start | None = None, *, record: bool
-) -> tuple[Array, Any]:
+) -> tuple[Array, ArrayTree]:
     """Runs the chains and returns x_0 [R, d]. With `record`, also returns the states
     and the Gaussians of all steps, [T, R, d], in the order in which the chains run: the
     first entry is for step T - 1."""
@@ -195,18 +196,15 @@ def _run(
         (jnp.arange(steps), chains.time, chains.c, noise[:-1], gain),
     )
 
-    def step(x: Array, inputs: Any) -> tuple[Array, Any]:
+    def step(x: Array, inputs: ArrayTree) -> tuple[Array, ArrayTree]:
         index, modulations, c, eps, g = inputs
         p = chains.transition(x, modulations, c)
         drawn = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
-        x = (
-            drawn
-            if start is None
-            else jnp.where((index < start.left)[:, None], drawn, x)
-        )
-        return x, (x, chains.widened(p)) if record else None
+        if start is not None:
+            drawn = jnp.where((index < start.left)[:, None], drawn, x)
+        return drawn, (drawn, chains.widened(p)) if record else None
 
-    def several_steps(x: Array, inputs: Any) -> tuple[Array, Any]:
+    def several_steps(x: Array, inputs: ArrayTree) -> tuple[Array, ArrayTree]:
         index, times, *rest = inputs
         return jax.lax.scan(step, x, (index, chains.modulations(times), *rest))
 
@@ -245,7 +243,7 @@ def path_laws(chains: Chains, path: Array) -> Gaussian:
         (chains.time, chains.c, path[1:]),
     )
 
-    def several(inputs: Any) -> Gaussian:
+    def several(inputs: ArrayTree) -> Gaussian:
         times, c, x = inputs
         return chains.widened(
             jax.vmap(chains.transition)(x, chains.modulations(times), c)

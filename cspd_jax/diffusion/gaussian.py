@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from cspd_jax.diffusion.flow import FlowSchedule
 from cspd_jax.diffusion.schedule import Schedule
@@ -54,13 +55,13 @@ class Gaussian(NamedTuple):
 
 
 def coefficients(
-    schedule: Schedule | FlowSchedule, dtype: Any = jnp.float32
+    schedule: Schedule | FlowSchedule, dtype: DTypeLike = jnp.float32
 ) -> Coefficients:
     """Returns the coefficients of a schedule, as arrays [T]. Entry i is for the step
     that turns x_{i+1} into x_i."""
     if isinstance(schedule, FlowSchedule):
-        to_one = np.append(1.0, schedule.mean_x[1:])
-        of_flow = (*schedule[1:], schedule.log_var, np.cumprod(to_one))
+        h = np.cumprod(np.append(1.0, schedule.mean_x[1:]))
+        of_flow = *schedule[1:], schedule.log_var, h
         return Coefficients(*(jnp.asarray(a, dtype) for a in of_flow))
     arrays = (
         schedule.sqrt_recip_alphas_cumprod,
@@ -122,10 +123,9 @@ def guide(out: Array, dim: int, scale: Array | float | None) -> tuple[Array, Arr
     v = out[..., dim:] if out.shape[-1] > dim else jnp.zeros_like(out)
     if scale is None:
         return eps, v
-    conditional, unconditional = jnp.split(eps, 2, axis=0)
-    return unconditional + scale * (conditional - unconditional), jnp.split(
-        v, 2, axis=0
-    )[0]
+    conditional, unconditional = jnp.split(eps, 2)
+    guided = unconditional + scale * (conditional - unconditional)
+    return guided, v[: len(guided)]
 
 
 def log_density(g: Gaussian, x: Array) -> Array:

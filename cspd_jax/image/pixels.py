@@ -12,13 +12,10 @@ from cspd_jax.check import UserError
 from cspd_jax.image.regions import size_of
 from cspd_jax.models import VAE, ImageModel
 from cspd_jax.networks import autoencoder, sphere_vae
-from cspd_jax.networks.config import (
-    LATENT_SCALE,
-    FluxConfig,
-    KLConfig,
-    NextStepConfig,
-    SphereVAEConfig,
-)
+from cspd_jax.networks.autoencoder import FluxConfig, KLConfig
+from cspd_jax.networks.mar import LATENT_SCALE
+from cspd_jax.networks.nextstep import NextStepConfig
+from cspd_jax.networks.sphere_vae import SphereVAEConfig
 
 Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
 

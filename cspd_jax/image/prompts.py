@@ -15,8 +15,7 @@ import numpy as np
 
 from cspd_jax.check import UserError
 from cspd_jax.models import ImageModel
-from cspd_jax.networks.config import NextStepConfig
-from cspd_jax.networks.nextstep import PADDING, PROMPTS
+from cspd_jax.networks.nextstep import PADDING, PROMPTS, NextStepConfig
 from cspd_jax.parallel import replicate
 from cspd_jax.tokenizers import read_tokenizer
 

@@ -4,10 +4,11 @@ window, which is the run of places that a pass gives logits for."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.language_models import MaskedLanguageModel, Prompts
 from cspd_jax.masked.options import Options
@@ -29,7 +30,7 @@ class Canvas:
     """
 
     network: MaskedLanguageModel = dataclasses.field(metadata={"static": True})
-    params: Any
+    params: ArrayTree
     base: Array
     start: Array
     keys: Array | None
@@ -92,7 +93,7 @@ class Window(NamedTuple):
 
 def make_canvas(
     network: MaskedLanguageModel,
-    params: Any,
+    params: ArrayTree,
     prompts: Prompts,
     options: Options,
     keys: Array | None = None,
@@ -144,11 +145,13 @@ def window_at(canvas: Canvas, text: Array, width: int) -> Window:
 def is_masked(canvas: Canvas, window: Window, text: Array) -> Array:
     """Returns [B, ..., W], whether each place of the window is still to be filled in
     text [B, ..., G]."""
-    index = window.places.reshape(len(text), *[1] * (text.ndim - 2), -1)
+    index, exists = (
+        a.reshape(len(text), *[1] * (text.ndim - 2), -1)
+        for a in (window.places, window.exists)
+    )
     index = jnp.minimum(
         jnp.broadcast_to(index, (*text.shape[:-1], index.shape[-1])), canvas.places - 1
     )
-    exists = window.exists.reshape(len(text), *[1] * (text.ndim - 2), -1)
     return (jnp.take_along_axis(text, index, axis=-1) == canvas.mask_id) & exists
 
 

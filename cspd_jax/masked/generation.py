@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax import shell
 from cspd_jax._utils.progress import Bar
@@ -65,10 +66,10 @@ class Filling:
     def begin(self) -> State:
         return self.way.begin(self.canvas)
 
-    def unfinished(self, state: Any) -> Array:
+    def unfinished(self, state: ArrayTree) -> Array:
         return self.way.unfinished(self.canvas, state)
 
-    def advance(self, state: Any) -> State:
+    def advance(self, state: ArrayTree) -> State:
         return self.way.advance(self.canvas, state)
 
     def output(self, state: State) -> Generated:
@@ -96,7 +97,7 @@ class Filling:
     def stream(self) -> Iterator[Generated]:
         return shell.stream(self)
 
-    def split(self) -> tuple[Any, Any]:
+    def split(self) -> tuple[ArrayTree, ArrayTree]:
         count = len(self.canvas.start)
         each = lambda a: a if a.ndim else jnp.broadcast_to(a, (count,))
         # All rows share a schedule's quotas.
@@ -106,7 +107,7 @@ class Filling:
         return jax.tree.map(each, (canvas, by_row)), (self.canvas.params, steps)
 
     @classmethod
-    def joined(cls, rows: Any, shared: Any) -> Filling:
+    def joined(cls, rows: ArrayTree, shared: ArrayTree) -> Filling:
         canvas, by_row = rows
         params, steps = shared
         way = steps if by_row is None else by_row

@@ -8,10 +8,9 @@ Decoding with a cache is a different sampler, which has its own stepwise referen
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.masked.canvas import Canvas, Window
 from cspd_jax.masked.rule import by_row
@@ -34,8 +33,8 @@ def whole(canvas: Canvas, window: Window, texts: Array) -> Array:
 
 
 def refresh(
-    canvas: Canvas, window: Window, text: Array, cache: Any, needed: Array
-) -> tuple[Array, Any]:
+    canvas: Canvas, window: Window, text: Array, cache: ArrayTree, needed: Array
+) -> tuple[Array, ArrayTree]:
     """Makes a pass that reads everything in text [B, G], and stores keys and values for
     the rows where `needed` [B] is true.
 
@@ -49,13 +48,13 @@ def refresh(
         _for_all(canvas, a) for a in (canvas.valid, positions, jnp.maximum(at, 0))
     )
     tokens = _tokens(canvas, text[:, None])
-    logits, cache = canvas.network.apply(
+    logits, cache, _ = canvas.network.apply(
         canvas.params, tokens, positions, cache, mask=valid, rows=at
     )
     return guided(canvas, logits, text.shape[:1]), cache
 
 
-def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
+def beside(canvas: Canvas, window: Window, texts: Array, cache: ArrayTree) -> Array:
     """Makes a pass that reads only the window's places, and the cache for the rest:
     texts [B, R, G] -> logits [B, R, W, V].
 
@@ -81,7 +80,7 @@ def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
     return guided(canvas, logits, texts.shape[:1])
 
 
-def empty_cache(canvas: Canvas) -> Any:
+def empty_cache(canvas: Canvas) -> ArrayTree:
     """Returns an empty cache for all H B rows that the network reads."""
     return canvas.network.empty_cache(canvas.rows, canvas.base.shape[1])
 

@@ -259,7 +259,7 @@ def read(path: Path) -> dict[int, MoveSets]:
     return {len(sets.texts): sets for sets in tables}
 
 
-def tables_of(model: Any) -> dict[int, MoveSets]:
+def tables_of(model: object) -> dict[int, MoveSets]:
     """Returns the tables in the model's folder. If there are none, returns the tables
     that come with the package."""
     folder = getattr(model, "folder", None)

@@ -28,11 +28,12 @@ at 5 and 7, and the logits of text 2 would draft place 4 as the next certain mov
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax.info import Calls, Counts, Exactness, add
 from cspd_jax.masked import passes
@@ -131,7 +132,7 @@ class MaskedState(NamedTuple):
     text: Array
     step: Array
     moves: Moves
-    cache: Any
+    cache: ArrayTree
     order: Array
     rounds: Array
     counts: Counts
@@ -451,7 +452,7 @@ def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) ->
     return Walk(last, *(a.swapaxes(0, 1) for a in seen))
 
 
-def _in_rows(chosen: Array, new: Any, old: Any) -> Any:
+def _in_rows(chosen: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
     """Returns the leaves of `new` in the rows where `chosen` [B] is true, and the
     leaves of `old` in the other rows."""
     one = lambda a, b: jnp.where(chosen.reshape(-1, *[1] * (a.ndim - 1)), a, b)

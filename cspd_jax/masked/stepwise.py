@@ -4,11 +4,12 @@ published schedules, which fill several places per step."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax.info import Calls, Counts, Exactness, add
 from cspd_jax.masked import passes
@@ -43,7 +44,7 @@ class StepState(NamedTuple):
     text: Array
     order: Array
     step: Array
-    cache: Any
+    cache: ArrayTree
     counts: Counts
 
     @property
@@ -197,8 +198,8 @@ def dream_quotas(places: int, steps: int) -> np.ndarray:
 
 
 def _cached_pass(
-    canvas: Canvas, window: Window, text: Array, cache: Any, begins: Array
-) -> tuple[Array, Any]:
+    canvas: Canvas, window: Window, text: Array, cache: ArrayTree, begins: Array
+) -> tuple[Array, ArrayTree]:
     """Returns logits [B, W, V] and the cache. The pass reads everything and stores keys
     and values if `begins` is true; otherwise it reads the block alone."""
 

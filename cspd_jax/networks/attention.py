@@ -32,6 +32,11 @@ class Cache(NamedTuple):
     def max_len(self) -> int:
         return self.keys[0].shape[2]
 
+    def seen_from(self, positions: Array) -> Array:
+        """Returns which slots tokens at `positions` [B, Q] see, those up to their own:
+        [B, Q, max_len]."""
+        return jnp.arange(self.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+
 
 def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
     """Returns softmax(q k^T / sqrt(Dh)) v, [B, Q, H, Dh], without repeating the keys of

@@ -8,16 +8,83 @@ Submodule names follow the PyTorch checkpoint with dots turned into underscores:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.networks.config import KLConfig
+from cspd_jax.check import UserError
 from cspd_jax.networks.layers import at_least_float32, described
 
 Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class KLConfig:
+    """The KL-16 autoencoder. The defaults are those of the published one (66 M
+    parameters, stride 16).
+
+    The two middle parts always have one attention block.
+
+    channels: of the outermost level.
+    channel_mult: channels of each level, as multiples of that.
+    num_res_blocks: residual blocks per level.
+    z_channels: channels between encoder and decoder.
+    embed_dim: channels of the latents.
+    image_channels: channels of the images.
+    groups: of the group normalisation.
+    encoder_attention_levels: levels of the encoder whose residual blocks are followed
+        by attention.
+    decoder_attention_levels: the decoder's.
+    """
+
+    channels: int = 128
+    channel_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
+    num_res_blocks: int = 2
+    z_channels: int = 16
+    embed_dim: int = 16
+    image_channels: int = 3
+    groups: int = 32
+    encoder_attention_levels: tuple[int, ...] = (4,)
+    decoder_attention_levels: tuple[int, ...] = ()
+
+    # Whether 1 x 1 convolutions lie between encoder and latents, and between latents
+    # and decoder.
+    quantised: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if self.channels % self.groups:
+            raise UserError(
+                f"the autoencoder has {self.channels} channels, which {self.groups}"
+                " groups do not divide"
+            )
+
+    @property
+    def stride(self) -> int:
+        return 2 ** (len(self.channel_mult) - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxConfig(KLConfig):
+    """A FLUX-type autoencoder: KL-16's encoder and decoder, without convolutions around
+    the latents. The defaults are those of FLUX.1 (84 M parameters, stride 8).
+
+    scale, shift: a model's latents are (what the encoder says - shift) * scale.
+    normalised: the encoder's means are normalised, token by token, to mean 0 and
+        variance 1.
+    token_side: latents along one side of such a token.
+    """
+
+    channel_mult: tuple[int, ...] = (1, 2, 4, 4)
+    encoder_attention_levels: tuple[int, ...] = ()
+    scale: float = 0.3611
+    shift: float = 0.1159
+    normalised: bool = False
+    token_side: int = 1
+
+    quantised: ClassVar[bool] = False
 
 
 class Posterior(NamedTuple):
@@ -212,10 +279,8 @@ def posterior(moments: Array) -> Posterior:
 def encode(config: KLConfig, params, images: Array, dtype=jnp.float32) -> Posterior:
     """Maps images [N, H, W, 3] in [-1, 1] to the distribution of latents; the stride
     divides H and W."""
-    moments: Any = Autoencoder(config, dtype).apply(
-        {"params": params}, images, method="moments"
-    )
-    return posterior(moments)
+    moments = nn.apply(Autoencoder.moments, Autoencoder(config, dtype))
+    return posterior(moments({"params": params}, images))
 
 
 def sample(
@@ -232,10 +297,8 @@ def sample(
 def decode(config: KLConfig, params, latents: Array, dtype=jnp.float32) -> Array:
     """Maps latents [N, h, w, embed_dim] to images [N, H, W, 3] in about [-1, 1], at
     least float32."""
-    images: Any = Autoencoder(config, dtype).apply(
-        {"params": params}, latents, method="decode"
-    )
-    return at_least_float32(images)
+    decoded = nn.apply(Autoencoder.decode, Autoencoder(config, dtype))
+    return at_least_float32(decoded({"params": params}, latents))
 
 
 def kl_divergence(posterior: Posterior) -> Array:

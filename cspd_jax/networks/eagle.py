@@ -10,20 +10,73 @@ parameters `ids` say which of the target's ids each of them is.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
+from jax.typing import DTypeLike
 
+from cspd_jax.check import UserError
 from cspd_jax.networks.attention import Cache
-from cspd_jax.networks.layers import Norm, described, rotation
-from cspd_jax.networks.lm import LM, Attention, Head, Mlp
-from cspd_jax.networks.lm_config import EagleConfig
+from cspd_jax.networks.layers import Norm, described
+from cspd_jax.networks.lm import LM, Attention, Head, LMConfig, Made, Mlp, rotation
 from cspd_jax.networks.products import Dense
 
 Array = jax.Array
 _NORMAL = nn.initializers.normal(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig:
+    """A drafting head in the form of EAGLE-3.
+
+    layer: its one decoder layer, and how many ids it has of its own.
+    entering: layers of the target, counted from 0; what enters them is read, side by
+        side. Without any they are those of `published_layers`, for whatever target it
+        is bound to.
+    state_width: numbers of one such state, the target's width.
+    target_ids: ids of the target.
+    own_embedding: it has a table of the target's ids; otherwise it reads the target's.
+    norm_before_residual: the state is normalised before it is added to what the layer
+        makes of it.
+    """
+
+    layer: LMConfig
+    entering: tuple[int, ...]
+    state_width: int
+    target_ids: int
+    own_embedding: bool = False
+    norm_before_residual: bool = False
+
+    @property
+    def states(self) -> int:
+        """How many layers' states it reads."""
+        return len(self.entering) or len(published_layers(6))
+
+    def bound_to(self, depth: int | None) -> EagleConfig:
+        """Returns the configuration for a target with this many layers; None is a
+        target that does not say."""
+        if self.entering:
+            return self
+        if depth is None:
+            raise UserError(
+                "the head names no layers, and the target does not say how many it has"
+            )
+        return dataclasses.replace(self, entering=published_layers(depth))
+
+    @property
+    def ids(self) -> int:
+        """Of its own."""
+        return self.layer.vocab_size
+
+
+def published_layers(depth: int) -> tuple[int, int, int]:
+    """Returns the low, middle and high layer of a target of `depth` layers that
+    EAGLE-3's heads read."""
+    low, high = (2, depth - 3) if depth >= 6 else (0, depth - 1)
+    return low, depth // 2, high
 
 
 class EagleLayer(nn.Module):
@@ -31,11 +84,10 @@ class EagleLayer(nn.Module):
     next, and it to logits."""
 
     config: EagleConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     by_outputs: bool = False
 
     def setup(self):
-        c = self.config
         layer = self.config.layer
         norm = lambda: Norm(layer.norm, layer.norm_eps, self.dtype)
         self.join = Dense(layer.width, False, self.dtype, _NORMAL, self.by_outputs)
@@ -45,7 +97,7 @@ class EagleLayer(nn.Module):
         self.norm = norm()
         self.attention = Attention(layer, self.dtype, self.by_outputs)
         self.mlp = Mlp(layer, self.dtype, self.by_outputs)
-        self.head = Head(c.ids, self.dtype, self.by_outputs)
+        self.head = Head(layer.vocab_size, self.dtype, self.by_outputs)
 
     def joined(self, states: Array) -> Array:
         """Maps the target's states [B, Q, S D'] to one [B, Q, D]."""
@@ -58,8 +110,8 @@ class EagleLayer(nn.Module):
         positions: Array,
         visible: Array,
         places: Array,
-        slots: Any,
-    ) -> tuple[Array, Any]:
+        slots: tuple[Array, Array] | None,
+    ) -> tuple[Array, ArrayTree]:
         """Maps embeddings and states [B, Q, D] to the states after them, and the
         updated slots, with them in `places` [B, Q]."""
         normed = self.state_norm(state)
@@ -88,7 +140,7 @@ class Eagle:
     model."""
 
     config: EagleConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     by_outputs: bool = False
 
     @property
@@ -99,13 +151,13 @@ class Eagle:
     def empty_cache(self, batch: int, max_len: int) -> Cache:
         return LM(self.config.layer, self.dtype).empty_cache(batch, max_len)
 
-    def joined(self, params: Any, states: Array) -> Array:
+    def joined(self, params: ArrayTree, states: Array) -> Array:
         """Maps the target's states [B, Q, S D'] to one [B, Q, D]."""
-        return self._run(params, "joined", states)
+        return self._run(EagleLayer.joined, params, states)
 
     def apply(
         self,
-        params: Any,
+        params: ArrayTree,
         tokens: Array,
         state: Array,
         positions: Array,
@@ -123,32 +175,33 @@ class Eagle:
             up to its position.
         """
         if visible is None:
-            visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+            visible = cache.seen_from(positions)
         places = positions if slots is None else slots
-        kept = (cache.keys[0], cache.values[0])
+        (kept,) = zip(*cache)
         embedded = self.embedded(params, tokens)
         state, kept = self._run(
-            params, "next", embedded, state, positions, visible, places, kept
+            EagleLayer.next, params, embedded, state, positions, visible, places, kept
         )
-        return state, Cache((kept[0],), (kept[1],))
+        return state, Cache(*zip(kept))
 
-    def embedded(self, params: Any, tokens: Array) -> Array:
+    def embedded(self, params: ArrayTree, tokens: Array) -> Array:
         """Maps the target's ids [...] to [..., D]."""
         return jnp.take(params["embedding"], tokens, axis=0).astype(self.dtype)
 
-    def logits(self, params: Any, state: Array) -> Array:
+    def logits(self, params: ArrayTree, state: Array) -> Array:
         """Maps states [..., D] to [..., ids]."""
-        return self._run(params, "logits", state)
+        return self._run(EagleLayer.logits, params, state)
 
-    def _run(self, params: Any, method: str, *args: Any) -> Any:
+    def _run(
+        self, function: Callable[..., Made], params: ArrayTree, *args: ArrayTree
+    ) -> Made:
         own = {
             name: part
             for name, part in params.items()
             if name not in ("ids", "embedding")
         }
-        return EagleLayer(self.config, self.dtype, self.by_outputs).apply(
-            {"params": own}, *args, method=method
-        )
+        layer = EagleLayer(self.config, self.dtype, self.by_outputs)
+        return nn.apply(function, layer)({"params": own}, *args)
 
 
 def init_params(config: EagleConfig, key: Array) -> dict:

@@ -31,7 +31,11 @@ THREE = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
 
 def full_product(
-    x: Array, kernel: Array, dimensions: Any, precision=None, **more: Any
+    x: Array,
+    kernel: Array,
+    dimensions: jax.lax.DotDimensionNumbers,
+    precision=None,
+    **more: Any,
 ) -> Array:
     """Multiplies in full float32; many rows on a GPU in three products of
     TensorFloat32.
@@ -42,7 +46,7 @@ def full_product(
     order do, by 1e-5.
     """
 
-    def by(precision: Any) -> Callable[..., Array]:
+    def by(precision: jax.lax.PrecisionLike) -> Callable[..., Array]:
         dot = functools.partial(
             jax.lax.dot_general, dimension_numbers=dimensions, precision=precision
         )
@@ -185,7 +189,7 @@ class Head(nn.Module):
             ResBlock(self.width, self.dtype, name=f"res_blocks_{i}")
             for i in range(self.depth)
         ]
-        self.modulators: list[Any] = [block.modulate for block in self.res_blocks]
+        self.modulators: list[Callable] = [block.modulate for block in self.res_blocks]
         out = self.token_dim if self.velocity else 2 * self.token_dim
         self.final_layer = FinalLayer(out, self.width, self.dtype, name="final_layer")
 

@@ -1,5 +1,4 @@
-"""Layers shared by the transformers: rotary positions, normalisation, attention, MLP,
-the ViT block.
+"""Layers shared by the transformers: normalisation, attention, MLP, the ViT block.
 
 Matrix products and activations run in `dtype`, normalisation and softmax in at least
 float32.
@@ -10,64 +9,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
+from chex import ArrayTree
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.accelerators import by_device
-from cspd_jax.networks.lm_config import LMConfig
 
 Array = jax.Array
 
 
-def frequencies(config: LMConfig) -> np.ndarray:
-    """Returns the radians per position of each rotated pair: [rotary_dim / 2]
-    float64."""
-    plain = config.rope_theta ** (
-        -np.arange(0, config.rotary_dim, 2) / config.rotary_dim
-    )
-    if config.rope_scaling == "none":
-        return plain
-    slowed = plain / config.rope_factor
-    if config.rope_scaling == "linear":
-        return slowed
-    # llama3: the number of turns that a pair makes over the original length determines
-    # how much it is slowed.
-    turns = config.rope_original_positions * plain / (2 * math.pi)
-    low = config.rope_low_frequency
-    high = config.rope_high_frequency
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    return kept * plain + (1 - kept) * slowed
-
-
-def rotation(
-    config: LMConfig, positions: Array, dtype=jnp.float32
-) -> tuple[Array, Array]:
-    """Maps positions [B, Q] to cosines and sines [B, Q, 1, rotary_dim / 2], the same
-    for all heads."""
-    wide = jnp.promote_types(dtype, jnp.float32)
-    angles = positions[:, :, None, None].astype(wide) * jnp.asarray(
-        frequencies(config), wide
-    )
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """Rotates the first rotary_dim dimensions of x [B, Q, H, Dh] in pairs (i, i +
-    rotary_dim / 2)."""
-    cos, sin = cos_sin
-    half = cos.shape[-1]
-    a = x[..., :half]
-    b = x[..., half : 2 * half]
-    rest = x[..., 2 * half :]
-    turned = [(a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)]
-    return jnp.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
-
-
-def described(init_params: Callable[[Any, Array], Any]) -> Callable[[Any], Any]:
+def described(init_params: Callable[..., dict]) -> Callable[..., ArrayTree]:
     """Makes config -> shapes and dtypes of the parameters that `init_params` makes;
     none is allocated."""
     return lambda config: jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
@@ -84,7 +38,7 @@ class Norm(nn.Module):
 
     kind: str
     eps: float
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     affine: bool = True
 
     @nn.compact

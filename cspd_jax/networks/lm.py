@@ -13,14 +13,19 @@ overwritten before anything reads them.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from chex import ArrayTree
+from jax.typing import DTypeLike
 
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
+from cspd_jax.check import UserError
 from cspd_jax.networks.attention import (
     Beside,
     Cache,
@@ -30,18 +35,155 @@ from cspd_jax.networks.attention import (
     packing,
     write,
 )
-from cspd_jax.networks.layers import Norm, described, gelu, rotate, rotation, take_rows
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.layers import Norm, described, gelu, take_rows
 from cspd_jax.networks.products import Dense, is_large, product
 from cspd_jax.networks.quantised import expand
 
 Array = jax.Array
+Made = TypeVar("Made")
 _NORMAL = nn.initializers.normal(0.02)
 _ACTIVATIONS = {
     "gelu": gelu,
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "silu": jax.nn.silu,
 }
+_CHOICES = {
+    "activation": _ACTIVATIONS,
+    "norm": ("layer", "rms"),
+    "rope_scaling": ("none", "linear", "llama3"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LMConfig:
+    """A language model over `vocab_size` ids.
+
+    family: whose conventions it follows, for example gpt_neox, llama or qwen2.
+    known_ids: ids from this one on have no token (padding of the vocabulary);
+        vocab_size if that is unknown.
+    kv_heads: heads of keys and values; each serves heads / kv_heads query heads.
+    activation: gelu (by erf), gelu_tanh or silu.
+    gated_mlp: down(activation(gate x) * up x); otherwise there is no gate.
+    norm: layer (with bias) or rms.
+    parallel_residual: x + attention(norm x) + mlp(norm' x).
+    rope_theta: base of the rotary frequencies.
+    rotary_share: fraction of head_dim that is rotated.
+    rope_scaling: none; linear, which divides all frequencies by rope_factor; or llama3,
+        which divides those that turn less than rope_low_frequency times in
+        rope_original_positions, and keeps those that turn more than rope_high_frequency
+        times.
+    max_positions: the length it was made for.
+    causal: False for masked-diffusion models.
+    shifted: hidden state i - 1 predicts the token at position i of a masked-diffusion
+        model, as in Dream.
+    bos_ids: ids that begin a text; possibly none.
+    eos_ids: ids that end a text; possibly none.
+    mask_ids: the id that stands for a token to be found; none in causal models.
+    """
+
+    family: str
+    vocab_size: int
+    known_ids: int
+    width: int
+    depth: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    max_positions: int
+    activation: str = "silu"
+    gated_mlp: bool = True
+    norm: str = "rms"
+    norm_eps: float = 1e-5
+    parallel_residual: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: float = 10_000.0
+    rotary_share: float = 1.0
+    rope_scaling: str = "none"
+    rope_factor: float = 1.0
+    rope_low_frequency: float = 1.0
+    rope_high_frequency: float = 4.0
+    rope_original_positions: int = 8192
+    tie_embeddings: bool = False
+    causal: bool = True
+    shifted: bool = False
+    bos_ids: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    mask_ids: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise UserError(
+                    f"the model's {name} is {value!r}; it must be one of"
+                    f" {', '.join(choices)}"
+                )
+        if self.heads % self.kv_heads:
+            raise UserError(
+                f"{self.heads} query heads cannot share {self.kv_heads} key-value heads"
+                " evenly"
+            )
+        if self.rotary_dim % 2:
+            raise UserError(
+                f"{self.rotary_dim} dimensions of a head cannot be rotated in pairs"
+            )
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head's query and key are normalised before they are rotated, as
+        Qwen3 does."""
+        return self.family == "qwen3"
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many dimensions of a head are rotated; always the first ones."""
+        return int(self.rotary_share * self.head_dim)
+
+
+def frequencies(config: LMConfig) -> np.ndarray:
+    """Returns the radians per position of each rotated pair: [rotary_dim / 2]
+    float64."""
+    plain = config.rope_theta ** (
+        -np.arange(0, config.rotary_dim, 2) / config.rotary_dim
+    )
+    if config.rope_scaling == "none":
+        return plain
+    slowed = plain / config.rope_factor
+    if config.rope_scaling == "linear":
+        return slowed
+    # llama3: the number of turns that a pair makes over the original length determines
+    # how much it is slowed.
+    turns = config.rope_original_positions * plain / (2 * math.pi)
+    low = config.rope_low_frequency
+    high = config.rope_high_frequency
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return kept * plain + (1 - kept) * slowed
+
+
+def rotation(
+    config: LMConfig, positions: Array, dtype=jnp.float32
+) -> tuple[Array, Array]:
+    """Maps positions [B, Q] to cosines and sines [B, Q, 1, rotary_dim / 2], the same
+    for all heads."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    angles = positions[:, :, None, None].astype(wide) * jnp.asarray(
+        frequencies(config), wide
+    )
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
+    """Rotates the first rotary_dim dimensions of x [B, Q, H, Dh] in pairs (i, i +
+    rotary_dim / 2)."""
+    cos, sin = cos_sin
+    half = cos.shape[-1]
+    a = x[..., :half]
+    b = x[..., half : 2 * half]
+    rest = x[..., 2 * half :]
+    turned = [(a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)]
+    return jnp.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
 
 
 class Head(nn.Module):
@@ -49,7 +191,7 @@ class Head(nn.Module):
     in."""
 
     vocab_size: int
-    dtype: Any
+    dtype: DTypeLike
     by_outputs: bool = False
 
     @nn.compact
@@ -78,7 +220,7 @@ def _logits(h: Array, table: Array, by_ids: bool, turned: bool) -> Array:
 
 class Attention(nn.Module):
     config: LMConfig
-    dtype: Any
+    dtype: DTypeLike
     by_outputs: bool = False
 
     @nn.compact
@@ -137,13 +279,13 @@ class Attention(nn.Module):
 
 class Mlp(nn.Module):
     config: LMConfig
-    dtype: Any
+    dtype: DTypeLike
     by_outputs: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c = self.config
-        activation = _ACTIVATIONS[self.config.activation]
+        activation = _ACTIVATIONS[c.activation]
         dense = lambda size, name: Dense(
             size, c.mlp_bias, self.dtype, _NORMAL, self.by_outputs, name=name
         )
@@ -158,7 +300,7 @@ class Mlp(nn.Module):
 
 class Layer(nn.Module):
     config: LMConfig
-    dtype: Any
+    dtype: DTypeLike
     by_outputs: bool = False
 
     @nn.compact
@@ -171,21 +313,32 @@ class Layer(nn.Module):
         slots,
         packed: Packing | None = None,
     ):
-        norm = lambda name: Norm(
-            self.config.norm, self.config.norm_eps, self.dtype, name=name
-        )
-        attention = Attention(
-            self.config, self.dtype, self.by_outputs, name="attention"
-        )
+        c = self.config
+        norm = lambda name: Norm(c.norm, c.norm_eps, self.dtype, name=name)
+        attention = Attention(c, self.dtype, self.by_outputs, name="attention")
         attended, slots = attention(
             norm("attention_norm")(x), cos_sin, visible, positions, slots, packed
         )
-        mlp = Mlp(self.config, self.dtype, self.by_outputs, name="mlp")
+        mlp = Mlp(c, self.dtype, self.by_outputs, name="mlp")
         mlp_norm = norm("mlp_norm")
-        if self.config.parallel_residual:
+        if c.parallel_residual:
             return x + attended + mlp(mlp_norm(x)), slots
         x = x + attended
         return x + mlp(mlp_norm(x)), slots
+
+
+class Pass(NamedTuple):
+    """What a pass of a language model returns.
+
+    logits: [B, Q, V], or what is read from them.
+    cache: with the tokens of the pass in it.
+    states: [B, Q, S D] what entered the S layers asked for, side by side; None if none
+        were.
+    """
+
+    logits: Array
+    cache: ArrayTree
+    states: Array | None
 
 
 class Transformer(nn.Module):
@@ -193,7 +346,7 @@ class Transformer(nn.Module):
     sequences are not all text use the parts."""
 
     config: LMConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     by_outputs: bool = False
 
     def setup(self):
@@ -239,12 +392,11 @@ class Transformer(nn.Module):
             x = packed.pack(x)
             cos_sin = jax.tree.map(packed.pack, cos_sin)
         slots = [None] * c.depth if cache is None else list(zip(*cache))
-        before = []
+        before = [x]
         places = positions if places is None else places
         for i, layer in enumerate(self.layers):
-            before.append(x)
             x, slots[i] = layer(x, cos_sin, visible, places, slots[i], packed)
-        before.append(x)
+            before.append(x)
         states = (
             jnp.concatenate([before[i] for i in entering], axis=-1)
             if entering
@@ -263,14 +415,11 @@ class Transformer(nn.Module):
             return _logits(h, table, True, self.by_outputs and is_large(table.shape))
         return self.head(h)
 
-    def __call__(
-        self, tokens: Array, *args, **kwargs
-    ) -> tuple[Array, Cache | None, Array | None]:
-        """Maps ids [B, Q], and what else `hidden` takes, to logits [B, Q, V], the new
-        cache, and the states of `hidden`. Logits of `rows` alone are [B, R, V], those
-        of packed tokens [1, N, V]."""
+    def __call__(self, tokens: Array, *args, **kwargs) -> Pass:
+        """Makes a pass over ids [B, Q], and what else `hidden` takes. Logits of `rows`
+        alone are [B, R, V], those of packed tokens [1, N, V]."""
         h, cache, states = self.hidden(self.embedded(tokens), *args, **kwargs)
-        return self.logits(h), cache, states
+        return Pass(self.logits(h), cache, states)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,14 +431,16 @@ class LM:
     """
 
     config: LMConfig
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     by_outputs: bool = False
 
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
-    def empty_cache(self, batch: int, max_len: int, dtype: Any = None) -> Cache:
+    def empty_cache(
+        self, batch: int, max_len: int, dtype: DTypeLike | None = None
+    ) -> Cache:
         """Makes zeros for `batch` rows of up to `max_len` tokens."""
         shape = (batch, self.config.kv_heads, max_len, self.config.head_dim)
         made = lambda: tuple(
@@ -299,7 +450,7 @@ class LM:
 
     def apply(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -307,7 +458,7 @@ class LM:
         mask: Array | None = None,
         rows: Array | None = None,
         entering: tuple[int, ...] = (),
-    ) -> Any:
+    ) -> Pass:
         """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache
         with them in it.
 
@@ -316,15 +467,10 @@ class LM:
         - 1 are padding: nothing is stored, and the logits there are finite and
         meaningless. Without the causal mask every slot is seen. mask [B, max_len]
         (bool) hides slots on top of that. rows [B, R] are indices into Q: logits [B, R,
-        V] of those alone. entering: layers; what enters them, [B, Q, S D], is returned
-        as a third."""
+        V] of those alone. entering: layers; what enters them is returned."""
 
         def run(params, tokens, positions, cache, mask):
-            visible = None
-            if self.config.causal:
-                visible = (
-                    jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-                )
+            visible = cache.seen_from(positions) if self.config.causal else None
             return self._run(
                 params,
                 tokens,
@@ -339,14 +485,14 @@ class LM:
             padding = ((0, 0), (0, FEWEST_ROWS - 1))
             tokens = jnp.pad(tokens, padding)
             positions = jnp.pad(positions, padding, constant_values=cache.max_len)
-            logits, cache, *states = run(params, tokens, positions, cache, mask)
-            return logits[:, :1], cache, *(s[:, :1] for s in states)
+            logits, cache, states = run(params, tokens, positions, cache, mask)
+            first = lambda a: a[:, :1]
+            return Pass(first(logits), cache, jax.tree.map(first, states))
 
+        operands = params, tokens, positions, cache, mask
         if tokens.size > 1 or rows is not None:
-            return run(params, tokens, positions, cache, mask)
-        return by_device(
-            params, tokens, positions, cache, mask, cpu=run, accelerator=run_padded
-        )
+            return run(*operands)
+        return by_device(*operands, cpu=run, accelerator=run_padded)
 
     @property
     def packs(self) -> bool:
@@ -356,7 +502,7 @@ class LM:
 
     def apply_packed(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -364,7 +510,7 @@ class LM:
         size: int,
         read: Callable[[Array], Array],
         entering: tuple[int, ...] = (),
-    ) -> Any:
+    ) -> Pass:
         """Returns read(logits) [B, Q, ...], and the cache, as `apply` does, computed
         for the tokens at positions 0..max_len - 1 alone, of which there must be at most
         `size`. For the others it is zeros.
@@ -373,8 +519,8 @@ class LM:
         entering: as in `apply`.
         """
         packed = packing((positions >= 0) & (positions < cache.max_len), size)
-        visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-        logits, cache, *states = self._run(
+        visible = cache.seen_from(positions)
+        logits, cache, states = self._run(
             params,
             tokens,
             positions,
@@ -385,11 +531,12 @@ class LM:
             packed,
             entering=entering,
         )
-        return packed.unpack(read(logits)), cache, *map(packed.unpack, states)
+        states = jax.tree.map(packed.unpack, states)
+        return Pass(packed.unpack(read(logits)), cache, states)
 
     def hidden(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -397,26 +544,23 @@ class LM:
     ) -> tuple[Array, Cache, Array]:
         """Returns what `apply` makes logits of, the hidden states [B, Q, D] after the
         last norm; the cache; and what enters some of the layers, side by side."""
-        visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+        visible = cache.seen_from(positions)
 
-        def run(network: Transformer) -> Any:
+        def run(network: Transformer):
             return network.hidden(
                 network.embedded(tokens), positions, visible, cache, entering=entering
             )
 
-        return nn.apply(run, self._module)({"params": expand(params, self.dtype)})
+        return self._applied(run, params)
 
-    def logits(self, params, h: Array) -> Array:
+    def logits(self, params: ArrayTree, h: Array) -> Array:
         """Maps hidden states [..., D] to [..., V]. Of the parameters, the head or tied
         table is enough."""
-        logits: Any = self._module.apply(
-            {"params": expand(params, self.dtype)}, h, method="logits"
-        )
-        return logits
+        return self._applied(Transformer.logits, params, h)
 
     def apply_seeing(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -424,7 +568,7 @@ class LM:
         slots: Array,
         visible: Array,
         entering: tuple[int, ...] = (),
-    ) -> Any:
+    ) -> Pass:
         """Does what `apply` does for tokens that may share positions, such as those of
         a tree of drafts.
 
@@ -448,7 +592,7 @@ class LM:
 
     def forward(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         mask: Array | None = None,
         *,
@@ -465,18 +609,18 @@ class LM:
         if self.config.shifted:
             wanted = jnp.broadcast_to(steps, tokens.shape) if rows is None else rows
             rows = jnp.maximum(wanted - 1, 0)
-        visible = steps <= steps[:, None] if self.config.causal else None
+        visible = (steps <= steps[:, None])[None] if self.config.causal else None
         if mask is not None:
             # A hidden token weighs 0, but 0 times NaN is NaN.
             tokens = jnp.where(mask, tokens, 0)
-        visible = _and(None if visible is None else visible[None], mask)
+        positions = jnp.broadcast_to(steps, tokens.shape)
         return self._run(
-            params, tokens, jnp.broadcast_to(steps, tokens.shape), visible, None, rows
-        )[0]
+            params, tokens, positions, _and(visible, mask), None, rows
+        ).logits
 
     def beside(
         self,
-        params,
+        params: ArrayTree,
         tokens: Array,
         positions: Array,
         cache: Cache,
@@ -494,26 +638,25 @@ class LM:
         """
         versions = tokens.shape[1]
         flat = tokens.reshape(-1, tokens.shape[2])
-        logits, _ = self._run(
+        logits = self._run(
             params,
             flat,
             jnp.repeat(positions, versions, axis=0),
             Beside(own, mask),
             cache,
-            None,
-        )
+        ).logits
         return logits.reshape(*tokens.shape, -1)
 
-    def _run(self, params, *args, entering: tuple[int, ...] = ()) -> Any:
-        """Returns (logits, cache), and the states if there are any."""
-        made: Any = self._module.apply(
-            {"params": expand(params, self.dtype)}, *args, entering=entering
-        )
-        return made if entering else made[:2]
+    def _run(self, params: ArrayTree, *args, **kwargs) -> Pass:
+        return self._applied(Transformer.__call__, params, *args, **kwargs)
 
-    @property
-    def _module(self) -> Transformer:
-        return Transformer(self.config, self.dtype, self.by_outputs)
+    def _applied(
+        self, function: Callable[..., Made], params: ArrayTree, *args, **kwargs
+    ) -> Made:
+        """Returns function(network, ...), of a network with these parameters."""
+        network = Transformer(self.config, self.dtype, self.by_outputs)
+        own = {"params": expand(params, self.dtype)}
+        return nn.apply(function, network)(own, *args, **kwargs)
 
 
 def _and(visible: Array | None, mask: Array | None) -> Array | None:

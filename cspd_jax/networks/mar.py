@@ -18,12 +18,90 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.loops import map_chunks
-from cspd_jax.networks.config import MARConfig
+from cspd_jax.check import UserError
+from cspd_jax.networks.config import SquareGrid, check_respacing
 from cspd_jax.networks.head import Head
 from cspd_jax.networks.layers import Block, LayerNorm, dense, described
 from cspd_jax.networks.two_parts import TwoPartModel, fresh_params
 
 Array = jax.Array
+LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this
+
+
+@dataclasses.dataclass(frozen=True)
+class MARConfig(SquareGrid):
+    """A MAR model: a masked bidirectional backbone and a small diffusion head.
+
+    The defaults are MAR-B's at 256x256.
+
+    seq_len: tokens per image, a square number.
+    token_dim: numbers per token, channels * patch_size^2.
+    num_classes: classes an image can be conditioned on.
+    buffer_size: extra tokens that carry the class.
+    encoder_width, encoder_depth, encoder_heads: of the encoder.
+    decoder_width, decoder_depth, decoder_heads: of the decoder.
+    mlp_ratio: hidden width of an MLP relative to its transformer.
+    head_depth, head_width: of the diffusion head.
+    respacing: the denoising steps of sampling, see `diffusion.schedule.respace`.
+    patch_size: latents (or pixels) along one side of a token.
+    vae_stride: pixels per latent; 1 if tokens are patches of pixels.
+    """
+
+    seq_len: int = 256
+    token_dim: int = 16
+    num_classes: int = 1000
+    buffer_size: int = 64
+    encoder_width: int = 768
+    encoder_depth: int = 12
+    encoder_heads: int = 12
+    decoder_width: int = 768
+    decoder_depth: int = 12
+    decoder_heads: int = 12
+    mlp_ratio: float = 4.0
+    head_depth: int = 6
+    head_width: int = 1024
+    respacing: str = "100"
+    patch_size: int = 1
+    vae_stride: int = 16
+
+    def __post_init__(self):
+        check_respacing(self.respacing, flow=False)
+        self.check_grid()
+        for name in ("encoder", "decoder"):
+            width = getattr(self, f"{name}_width")
+            heads = getattr(self, f"{name}_heads")
+            if width % heads:
+                raise UserError(
+                    f"{name} width {width} is not divisible by its number of heads"
+                    f" {heads}"
+                )
+
+    @property
+    def context_width(self) -> int:
+        """Numbers in each z."""
+        return self.decoder_width
+
+
+def _mar(
+    width: int, depth: int, heads: int, head_depth: int, head_width: int
+) -> MARConfig:
+    return MARConfig(
+        encoder_width=width,
+        encoder_depth=depth,
+        encoder_heads=heads,
+        decoder_width=width,
+        decoder_depth=depth,
+        decoder_heads=heads,
+        head_depth=head_depth,
+        head_width=head_width,
+    )
+
+
+MAR_PRESETS = {
+    "mar-base": _mar(768, 12, 12, 6, 1024),
+    "mar-large": _mar(1024, 16, 16, 8, 1280),
+    "mar-huge": _mar(1280, 20, 16, 12, 1536),
+}
 
 
 class Backbone(nn.Module):

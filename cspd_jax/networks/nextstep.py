@@ -12,7 +12,7 @@ for classes asks for prompts by their number.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -21,15 +21,92 @@ import numpy as np
 
 from cspd_jax.check import UserError
 from cspd_jax.networks.attention import Cache
-from cspd_jax.networks.config import NextStepConfig
+from cspd_jax.networks.config import check_respacing
 from cspd_jax.networks.head import Head
 from cspd_jax.networks.layers import LayerNorm, dense, described, take_rows
-from cspd_jax.networks.lm import LM, Transformer
+from cspd_jax.networks.lm import LM, LMConfig, Transformer
 from cspd_jax.networks.two_parts import TwoPartModel, fresh_params
 
 Array = jax.Array
 PROMPTS = "prompts"  # among the parameters, where there are any
 PADDING = -1  # in place of an id, at the left of a prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class NextStepConfig:
+    """A NextStep-1 model: a language model over text and the tokens of an image, and a
+    flow head.
+
+    lm: the language model.
+    token_dim: numbers per token, channels * patch_size^2.
+    head_depth, head_width: of the flow head.
+    rows, columns: tokens along the height and along the width of an image.
+    prompts: how many prompts are bound to the model, as its classes; in a checkpoint
+        there are none.
+    positions: a table of places is added to what the head is given.
+    position_side: tokens along a side of that table.
+    normalise: tokens are normalised where their chains end.
+    image_ids: the id after which an image begins.
+    respacing: the steps of sampling, see `diffusion.flow`.
+    patch_size: latents along one side of a token.
+    vae_stride: pixels per latent.
+    """
+
+    lm: LMConfig
+    token_dim: int = 64
+    head_depth: int = 12
+    head_width: int = 1536
+    rows: int = 32
+    columns: int = 32
+    prompts: int = 0
+    positions: bool = False
+    position_side: int = 32
+    normalise: bool = False
+    image_ids: tuple[int, ...] = ()
+    respacing: str = "flow-calls20"
+    patch_size: int = 2
+    vae_stride: int = 8
+
+    def __post_init__(self):
+        check_respacing(self.respacing, flow=True)
+        if self.positions and self.seq_len > self.position_side**2:
+            raise UserError(
+                f"an image of {self.rows} x {self.columns} tokens is larger than the"
+                f" model's table of {self.position_side}^2 places"
+            )
+
+    @property
+    def seq_len(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def num_classes(self) -> int:
+        """An image's class is its prompt."""
+        return self.prompts
+
+    @property
+    def kv_heads(self) -> int:
+        return self.lm.kv_heads
+
+    @property
+    def context_width(self) -> int:
+        """Numbers in each z."""
+        return self.lm.width
+
+    @property
+    def latent_channels(self) -> int:
+        return self.token_dim // self.patch_size**2
+
+    @property
+    def latent_scale(self) -> float:
+        """Tokens are latents times this; what else the autoencoder's own file says is
+        left to it."""
+        return 1.0
+
+    @property
+    def image_size(self) -> int:
+        """Pixels along the longer side of the image."""
+        return max(self.rows, self.columns) * self.patch_size * self.vae_stride
 
 
 def place_table(side: int, width: int) -> np.ndarray:
@@ -160,8 +237,8 @@ class NextStepModel(TwoPartModel):
         tokens."""
         if not self.config.normalise:
             return x
-        normalised: Any = LayerNorm(x.dtype, affine=False).apply({}, x)
-        return normalised
+        norm = LayerNorm(x.dtype, affine=False)
+        return nn.apply(lambda norm: norm(x), norm)({})
 
     def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
         """Maps numbers of prompts [B] to their ids [B, N], with `PADDING` at the

@@ -12,11 +12,12 @@ longer than 8, and 28 half as long again as 32, so some numbers are filled up.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
+from jax.typing import DTypeLike
 
 from cspd_jax.networks.quantised import Quantised
 
@@ -25,7 +26,7 @@ Array = jax.Array
 _LARGE = 2**18
 
 
-def by_outputs(params: Any) -> Any:
+def by_outputs(params: ArrayTree) -> ArrayTree:
     """Returns the parameters with every large kernel [K, N] as [N, K], for modules with
     `by_outputs` set."""
 
@@ -39,11 +40,12 @@ def by_outputs(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-def gains_by_outputs(params: Any, dtype: Any) -> bool:
+def gains_by_outputs(params: ArrayTree, dtype: DTypeLike) -> bool:
     """Tells whether they have large kernels, and lie on a CPU in a type that it
     computes in."""
-    quantised = lambda leaf: isinstance(leaf, Quantised)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=quantised)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(
+        params, is_leaf=lambda leaf: isinstance(leaf, Quantised)
+    )
     if not all(
         isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
         for _, leaf in leaves
@@ -62,7 +64,7 @@ def is_large(shape: tuple[int, ...]) -> bool:
     return math.prod(shape) >= _LARGE
 
 
-def product(x: Array, matrix: Array, wide: Any = None) -> Array:
+def product(x: Array, matrix: Array, wide: DTypeLike | None = None) -> Array:
     """Multiplies x [..., K] by a matrix [N, K], [..., N], in the type `wide` if
     given."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -90,8 +92,8 @@ class Dense(nn.Module):
 
     features: int
     use_bias: bool
-    dtype: Any
-    kernel_init: Any
+    dtype: DTypeLike
+    kernel_init: nn.initializers.Initializer
     by_outputs: bool = False
 
     @nn.compact

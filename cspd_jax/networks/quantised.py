@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
+from jax.typing import DTypeLike
 
 Array = jax.Array
 # The axis of the inputs, by the name of the parameter.
@@ -50,7 +51,7 @@ class Quantised:
     axis: int
     size: int
 
-    def expand(self, dtype: Any = jnp.float32) -> Array:
+    def expand(self, dtype: DTypeLike = jnp.float32) -> Array:
         """Returns the matrix itself."""
         codes = self.codes
         members = self.axis + 1
@@ -67,7 +68,7 @@ class Quantised:
         return jax.lax.slice_in_dim(flat, 0, self.size, axis=self.axis)
 
 
-def quantise(params: Any, bits: int, group: int = 32) -> Any:
+def quantise(params: ArrayTree, bits: int, group: int = 32) -> ArrayTree:
     """Quantises every matrix and embedding of an `LM` to 8 or 4 bits. group: inputs
     that share a scale in 4 bits; in 8 bits all inputs do."""
 
@@ -101,7 +102,7 @@ def quantise_matrix(matrix: Array, axis: int, bits: int, group: int) -> Quantise
     return Quantised(codes, scales, bits, axis, size)
 
 
-def expand(params: Any, dtype: Any = jnp.float32) -> Any:
+def expand(params: ArrayTree, dtype: DTypeLike = jnp.float32) -> ArrayTree:
     """Returns the parameters without anything quantised in them."""
     quantised = lambda leaf: isinstance(leaf, Quantised)
     return jax.tree.map(

@@ -4,10 +4,12 @@ its parameters."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from chex import ArrayTree
 
 from cspd_jax.networks import mar, nextstep, sphere
-from cspd_jax.networks.config import MARConfig, NextStepConfig, SphereConfig
+from cspd_jax.networks.two_parts import TwoPartModel
 
 
 class ImageKind(NamedTuple):
@@ -17,18 +19,21 @@ class ImageKind(NamedTuple):
     """
 
     config_class: type
-    network: Callable[..., Any]
-    init_params: Callable[[Any, Any], Any]
-    abstract_params: Callable[[Any], Any]
+    network: Callable[..., TwoPartModel]
+    init_params: Callable[..., dict]
+    abstract_params: Callable[..., ArrayTree]
 
 
 IMAGE_KINDS = {
-    "mar": ImageKind(MARConfig, mar.MARModel, mar.init_params, mar.abstract_params),
+    "mar": ImageKind(mar.MARConfig, mar.MARModel, mar.init_params, mar.abstract_params),
     "sphere": ImageKind(
-        SphereConfig, sphere.SphereModel, sphere.init_params, sphere.abstract_params
+        sphere.SphereConfig,
+        sphere.SphereModel,
+        sphere.init_params,
+        sphere.abstract_params,
     ),
     "nextstep": ImageKind(
-        NextStepConfig,
+        nextstep.NextStepConfig,
         nextstep.NextStepModel,
         nextstep.init_params,
         nextstep.abstract_params,
@@ -36,7 +41,7 @@ IMAGE_KINDS = {
 }
 
 
-def kind_name(config: Any) -> str:
+def kind_name(config: object) -> str:
     """Returns the kind that a configuration is of."""
     return next(
         name
@@ -45,5 +50,5 @@ def kind_name(config: Any) -> str:
     )
 
 
-def kind_of(config: Any) -> ImageKind:
+def kind_of(config: object) -> ImageKind:
     return IMAGE_KINDS[kind_name(config)]

@@ -15,14 +15,97 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.check import UserError
 from cspd_jax.networks.attention import Cache
-from cspd_jax.networks.config import SphereConfig
+from cspd_jax.networks.config import SquareGrid, check_respacing
 from cspd_jax.networks.head import FlowHead
 from cspd_jax.networks.layers import RMSNorm, dense, described, take_rows
 from cspd_jax.networks.sphere_layers import Block, rotary_2d
 from cspd_jax.networks.two_parts import TwoPartModel, fresh_params
 
 Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SphereConfig(SquareGrid):
+    """A SphereAR model: a causal backbone, and a flow head whose blocks share
+    modulations.
+
+    The defaults are SphereAR-B's at 256x256.
+
+    seq_len: tokens per image, a square number.
+    token_dim: numbers per token.
+    num_classes: classes an image can be conditioned on.
+    class_tokens: tokens that carry the class.
+    width, depth, heads: of the backbone.
+    head_depth, head_width: of the flow head.
+    head_modulations: modulations of the head; consecutive blocks share one, and some
+        may be left over.
+    respacing: the steps of sampling, see `diffusion.flow`.
+    on_sphere: tokens are put on the sphere of radius sqrt(token_dim) where their chains
+        end.
+    patch_size: latents (or pixels) along one side of a token.
+    vae_stride: pixels per latent; 1 if tokens are patches of pixels.
+    """
+
+    seq_len: int = 256
+    token_dim: int = 16
+    num_classes: int = 1000
+    class_tokens: int = 16
+    width: int = 768
+    depth: int = 24
+    heads: int = 12
+    head_depth: int = 6
+    head_width: int = 768
+    head_modulations: int = 2
+    respacing: str = "flow100"
+    on_sphere: bool = True
+    patch_size: int = 1
+    vae_stride: int = 16
+
+    def __post_init__(self):
+        check_respacing(self.respacing, flow=True)
+        self.check_grid()
+        if self.width % (4 * self.heads):
+            raise UserError(
+                f"width {self.width} with {self.heads} heads: the width of a head must"
+                " be a multiple of 4"
+            )
+        together = self.blocks_together
+        if (
+            self.head_depth % together
+            or self.head_depth // together > self.head_modulations
+        ):
+            raise UserError(
+                f"{self.head_depth} blocks of the head cannot share"
+                f" {self.head_modulations} modulations"
+            )
+
+    @property
+    def blocks_together(self) -> int:
+        """How many blocks of the head share a modulation."""
+        return max(1, self.head_depth // self.head_modulations)
+
+    @property
+    def context_width(self) -> int:
+        """Numbers in each z."""
+        return self.width
+
+
+SPHERE_PRESETS = {
+    "sphere-b": SphereConfig(),
+    "sphere-l": SphereConfig(
+        width=1024, depth=32, heads=16, head_depth=8, head_width=1024
+    ),
+    "sphere-h": SphereConfig(
+        width=1280,
+        depth=40,
+        heads=20,
+        head_depth=12,
+        head_width=1280,
+        head_modulations=3,
+    ),
+}
 
 
 class Backbone(nn.Module):

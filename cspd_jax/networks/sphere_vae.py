@@ -8,8 +8,9 @@ turned into underscores.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,13 +18,53 @@ import jax.numpy as jnp
 from jax.scipy.special import betaln, digamma
 
 from cspd_jax.networks.autoencoder import GroupNorm
-from cspd_jax.networks.config import SphereVAEConfig
 from cspd_jax.networks.layers import RMSNorm, at_least_float32, described
 from cspd_jax.networks.sphere_layers import Block, linear, rotary_2d
 
 Array = jax.Array
 _LEAST_NORM = 1e-12
 _SAME = 1e-6  # 1-norm of mu - e1 below which nothing is reflected
+_HEAD_DIM = 64  # of the transformers' attention
+
+
+@dataclasses.dataclass(frozen=True)
+class SphereVAEConfig:
+    """The S-VAE. The defaults are those of the published one (75 M parameters, stride
+    16).
+
+    channels: of each level of resolution, the outermost first; the last is the
+        transformers' width.
+    encoder_depth, decoder_depth: transformer blocks.
+    latent_dim: numbers per token.
+    registers: tokens in front of the image's, of no place in it.
+    image_channels: channels of the images.
+    """
+
+    channels: tuple[int, ...] = (64, 64, 128, 256, 512)
+    encoder_depth: int = 6
+    decoder_depth: int = 12
+    latent_dim: int = 16
+    registers: int = 4
+    image_channels: int = 3
+
+    @property
+    def width(self) -> int:
+        """Of the transformers."""
+        return self.channels[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.width // _HEAD_DIM
+
+    @property
+    def stride(self) -> int:
+        """Pixels along a side of a token."""
+        return 2 ** (len(self.channels) - 1)
+
+    @property
+    def embed_dim(self) -> int:
+        """Channels of the latents, as KLConfig calls them."""
+        return self.latent_dim
 
 
 class Posterior(NamedTuple):
@@ -206,10 +247,8 @@ def encode(
 ) -> Posterior:
     """Maps images [N, S, S, 3] in [-1, 1] to the distribution of tokens; S is a
     multiple of the stride."""
-    moments: Any = SphereVAE(config, dtype).apply(
-        {"params": params}, images, method="moments"
-    )
-    return posterior(moments)
+    moments = nn.apply(SphereVAE.moments, SphereVAE(config, dtype))
+    return posterior(moments({"params": params}, images))
 
 
 def sample(
@@ -253,10 +292,8 @@ def _turn(y: Array, mu: Array) -> Array:
 def decode(config: SphereVAEConfig, params, tokens: Array, dtype=jnp.float32) -> Array:
     """Maps tokens [N, L, latent_dim] on the sphere of radius sqrt(latent_dim), of a
     square grid, to images [N, S, S, 3] in about [-1, 1], at least float32."""
-    images: Any = SphereVAE(config, dtype).apply(
-        {"params": params}, tokens, method="decode"
-    )
-    return at_least_float32(images)
+    decoded = nn.apply(SphereVAE.decode, SphereVAE(config, dtype))
+    return at_least_float32(decoded({"params": params}, tokens))
 
 
 def kl_divergence(posterior: Posterior) -> Array:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from cspd_jax.networks.layers import take_rows
 
@@ -41,7 +42,7 @@ class TwoPartModel:
     """
 
     config: Any
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     parts: ClassVar[tuple[Callable[..., nn.Module], Callable[..., nn.Module]]]
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 _OWN = (
     "@software{cspd_jax,\n  author = {{The cspd_jax authors}},\n  title ="
@@ -21,9 +20,9 @@ _OF_CLASS = {
     "image.methods.SelfSpeculation": "block",
     "image.criterion.PathCriterion": "block",
     "masked.options.SelfSpeculation": "ssd",
-    "networks.config.MARConfig": "mar",
-    "networks.config.SphereConfig": "sphere",
-    "networks.lm_config.EagleConfig": "eagle3",
+    "networks.mar.MARConfig": "mar",
+    "networks.sphere.SphereConfig": "sphere",
+    "networks.eagle.EagleConfig": "eagle3",
     "text.methods.Tree": "specinfer",
 }
 _OF_VALUE = {  # (field of a configuration or of options, its value) -> work
@@ -37,7 +36,7 @@ _OF_VALUE = {  # (field of a configuration or of options, its value) -> work
 }
 
 
-def citation(*used: Any) -> str:
+def citation(*used: object) -> str:
     """Returns BibTeX entries for this library and for the works behind the arguments,
     which are models, methods and options in any order."""
     works = json.loads(
@@ -47,7 +46,7 @@ def citation(*used: Any) -> str:
     return "\n\n".join([_OWN, *(_article(key, *works[key]) for key in keys)])
 
 
-def _keys(used: Any) -> Iterator[str]:
+def _keys(used: object) -> Iterator[str]:
     place = f"{type(used).__module__}.{type(used).__name__}".removeprefix("cspd_jax.")
     if place in _OF_CLASS:
         yield _OF_CLASS[place]

@@ -17,8 +17,8 @@ from cspd_jax.info import Calls, Info
 
 
 def make_report(
-    model: Any, info: Info, options: Mapping[str, Any], **more: Any
-) -> dict[str, Any]:
+    model: Any, info: Info, options: Mapping[str, object], **more: object
+) -> dict[str, object]:
     """Returns the content of `report.json`.
 
     options: the options of the run, as JSON.
@@ -99,12 +99,12 @@ def calls(made: Mapping[str, Calls]) -> dict[str, dict[str, int]]:
     }
 
 
-def rates(accepted: Any, tested: Any) -> list[float | None]:
+def rates(accepted: np.ndarray, tested: np.ndarray) -> list[float | None]:
     """Returns accepted / tested for each entry; None where nothing was tested."""
     return [float(a / t) if t else None for a, t in zip(accepted, tested)]
 
 
-def identity(model: Any) -> dict[str, Any]:
+def identity(model: Any) -> dict[str, object]:
     """Returns the name of a model and the SHA-256 of its source."""
     return {"name": model.name, "source_sha256": model.metadata.get("source_sha256")}
 
@@ -118,7 +118,7 @@ def versions() -> dict[str, str]:
     return {"cspd_jax": __version__, "python": platform.python_version(), **found}
 
 
-def device() -> dict[str, Any]:
+def device() -> dict[str, object]:
     """Returns the kind and the number of the devices, and whether they run loops."""
     first = jax.devices()[0]
     return {

@@ -8,10 +8,10 @@ round. Both take (key, model, prompts, method, options):
     options = text.Options(max_new_tokens=64)
     tokens, info = text.generate(None, target, prompts, method, options)
 
-A drafter is any object with the two functions of `Drafter`. A round is made of pure
-functions that can be combined in other ways: `generation.prepare` makes the `Inputs` of
-`rounds`, `rounds.begin` the first state, and `draft_step`, `verify_step` and `commit`
-are the steps of `rounds.run_round`.
+A drafter is any object with the functions and `entering` of `Drafter`. A round is made
+of pure functions that can be combined in other ways: `generation.prepare` makes the
+`Inputs` of `rounds`, `rounds.begin` the first state, and `draft_step`, `verify_step`
+and `commit` are the steps of `rounds.run_round`.
 """
 
 from cspd_jax.language_models import LanguageModel, Prompts, pad_prompts

@@ -1,18 +1,19 @@
 """What proposes tokens for the target to verify: a smaller model, or copies from the
-text itself; heads are in `states`, trees in `trees`. Any hashable object with the two
-functions of `Drafter` will do."""
+text itself; heads are in `states`, trees in `trees`. A drafter of your own is hashable
+and a subclass of `Drafter`, or like one."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.check import UserError
-from cspd_jax.language_models import LanguageModel, Model, Prompts, bound
+from cspd_jax.language_models import LanguageModel, Model, Pass, Prompts, bound
 from cspd_jax.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
 
 Array = jax.Array
@@ -75,27 +76,28 @@ class Drafts(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Pure functions of explicit parameters and of a state, which may be any pytree.
+    """Pure functions of explicit parameters and of a state, which may be any
+    pytree."""
 
-    One that reads the target's states has `entering`, the layers that they enter, and
-    in place of `begin` a function begin_with(params, prompts, max_len, states), of
-    states [B, max_len, S D] of the prompts' tokens but their last.
-    """
+    @property
+    def entering(self) -> tuple[int, ...]:
+        """The layers of the target whose states it reads: those that enter them."""
+        return ()
 
-    def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
-        """Returns the state before the first round, for texts of up to max_len
-        tokens."""
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
+        """Returns the state before the first round, for texts of up to max_len tokens.
+
+        states: [B, max_len, S D] the target's, at the prompts' tokens but their last;
+            None if the drafter reads none.
+        """
 
     def draft(
-        self, params: Any, state: Any, request: DraftRequest
-    ) -> tuple[Drafts, Any]:
+        self, params: ArrayTree, state: ArrayTree, request: DraftRequest
+    ) -> tuple[Drafts, ArrayTree]:
         """Returns drafts and the next state. A row's drafts must depend on that row
         alone."""
-
-
-def entering_of(drafter: Any) -> tuple[int, ...]:
-    """Returns the layers of the target whose states a drafter reads."""
-    return tuple(getattr(drafter, "entering", ()))
 
 
 class Drafting(NamedTuple):
@@ -106,19 +108,18 @@ class Drafting(NamedTuple):
     """
 
     drafter: Drafter
-    params: Any
+    params: ArrayTree
 
 
 DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `Speculation`
 
 
-def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
-    """Returns (drafter, params): a model or a pair (network, params) becomes a
-    `ModelDrafter`."""
+def resolve_drafter(drafter: DrafterLike) -> Drafting:
+    """Returns a drafter with its parameters: a model or a pair (network, params)
+    becomes a `ModelDrafter`."""
     if drafter is None:
-        return None, None
-    begins = hasattr(drafter, "begin") or hasattr(drafter, "begin_with")
-    if not isinstance(drafter, Drafting) and begins and hasattr(drafter, "draft"):
+        raise UserError("nothing drafts; give a draft, or Plain() as the method")
+    if hasattr(drafter, "draft"):
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
         network, params = bound(cast(Model, drafter))
@@ -129,7 +130,7 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
         raise UserError(
             "the draft model is not causal; a causal target needs a causal draft"
         )
-    return drafter.drafter, drafter.params
+    return drafter
 
 
 def no_drafts(batch: int, room: int = 0) -> Drafts:
@@ -150,12 +151,12 @@ def is_any_of(tokens: Array, ids: Array) -> Array:
 
 
 def read_prompts(
-    network: Any,
-    params: Any,
+    network: LanguageModel,
+    params: ArrayTree,
     prompts: Prompts,
     max_len: int,
     entering: tuple[int, ...] = (),
-) -> tuple[Any, Array | None]:
+) -> tuple[ArrayTree, Array | None]:
     """Has a network read all but the last token of each prompt, and returns its cache,
     and the states [B, max_len, S D] that entered the layers asked for at these tokens;
     None if none were."""
@@ -169,18 +170,17 @@ def read_prompts(
     positions = jnp.where(steps < prompts.lengths[:, None] - 1, steps, max_len)
     # No logits are read here, so only one per row is asked for.
     unused = jnp.zeros((batch, 1), jnp.int32)
-    telling = {"entering": entering} if entering else {}
-    _, cache, *states = network.apply(
-        params, tokens, positions, cache, rows=unused, **telling
+    _, cache, states = network.apply(
+        params, tokens, positions, cache, rows=unused, entering=entering
     )
-    if not states:
+    if states is None:
         return cache, None
-    return cache, jnp.pad(states[0], ((0, 0), (0, max_len - tokens.shape[1]), (0, 0)))
+    return cache, jnp.pad(states, ((0, 0), (0, max_len - tokens.shape[1]), (0, 0)))
 
 
 def read_last_two(
-    network: LanguageModel, params: Any, cache: Any, request: DraftRequest
-) -> tuple[Array, Any]:
+    network: LanguageModel, params: ArrayTree, cache: ArrayTree, request: DraftRequest
+) -> Pass:
     """Reads logits [B, 1, V] of the network after the text, whose last two tokens its
     cache may lack."""
     last_two = request.length[:, None] + jnp.arange(-2, 0)
@@ -209,21 +209,21 @@ class _Progress(NamedTuple):
     tokens: Array
     count: Array  # type: ignore[assignment]
     log_q: Array | None
-    state: Any
+    state: ArrayTree
 
 
 # From the network's state, the newest draft [B] and its position [B] (max_len in rows
 # that want no more) to logits [B, V] of the next one and the network's next state.
-Continue: TypeAlias = "Callable[[Any, Array, Array], tuple[Array, Any]]"
+Continue: TypeAlias = "Callable[[ArrayTree, Array, Array], tuple[Array, ArrayTree]]"
 
 
 def one_by_one(
     request: DraftRequest,
     logits: Array,
-    state: Any,
+    state: ArrayTree,
     further: Continue,
     ids: Array | int,
-) -> tuple[Drafts, Any]:
+) -> tuple[Drafts, ArrayTree]:
     """Draws drafts in turn, the first from logits [B, V], until every row has as many
     as it wants; and the network's state after that.
 
@@ -314,7 +314,7 @@ def _add_draft(
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts token by token from another language model with the target's ids, with a
     cache of its own.
 
@@ -328,18 +328,22 @@ class ModelDrafter:
 
     network: LanguageModel
 
-    def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
         return read_prompts(self.network, params, known, max_len)[0]
 
     def draft(
-        self, params: Any, cache: Any, request: DraftRequest
-    ) -> tuple[Drafts, Any]:
-        logits, cache = read_last_two(self.network, params, cache, request)
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest
+    ) -> tuple[Drafts, ArrayTree]:
+        logits, cache, _ = read_last_two(self.network, params, cache, request)
 
-        def further(cache: Any, newest: Array, position: Array) -> tuple[Array, Any]:
+        def further(
+            cache: ArrayTree, newest: Array, position: Array
+        ) -> tuple[Array, ArrayTree]:
             newest = known_to(self.network, newest)
-            logits, cache = self.network.apply(
+            logits, cache, _ = self.network.apply(
                 params, newest[:, None], position[:, None], cache
             )
             return logits[:, 0], cache
@@ -350,7 +354,7 @@ class ModelDrafter:
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Drafter):
     """Copies what followed the last time the text read as it does now.
 
     It looks for the last `longest` tokens earlier in the text, then for fewer, down to
@@ -365,11 +369,13 @@ class PromptLookup:
     longest: int = 4
     shortest: int = 2
 
-    def begin(self, params: Any, prompts: Prompts, max_len: int) -> None:
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> None:
         return None
 
     def draft(
-        self, params: Any, state: None, request: DraftRequest
+        self, params: ArrayTree, state: None, request: DraftRequest
     ) -> tuple[Drafts, None]:
         start, matched = self._continuation(request.tokens, request.length)
         period = request.length - start

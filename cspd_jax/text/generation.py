@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
+from jax.typing import ArrayLike
 
 from cspd_jax import shell
 from cspd_jax._utils.progress import Bar
@@ -27,7 +29,7 @@ from cspd_jax.language_models import (
 from cspd_jax.parallel import common_mesh
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import rounds
-from cspd_jax.text.drafters import entering_of
+from cspd_jax.text.drafters import Drafter
 from cspd_jax.text.methods import Method, Plain, Speculation, Tree
 from cspd_jax.text.options import Options
 from cspd_jax.text.rounds import Inputs, TextState
@@ -145,7 +147,7 @@ class Texts:
     def stream(self) -> Iterator[Generated]:
         return shell.stream(self)
 
-    def split(self) -> tuple[Inputs, dict[str, Any]]:
+    def split(self) -> tuple[Inputs, dict[str, ArrayTree]]:
         shared = {name: getattr(self.inputs, name) for name in _SHARED}
         without: Any = dict.fromkeys(shared)
         count = len(self.inputs.limit)
@@ -154,7 +156,7 @@ class Texts:
         return rows, shared
 
     @classmethod
-    def joined(cls, rows: Inputs, shared: dict[str, Any]) -> Texts:
+    def joined(cls, rows: Inputs, shared: dict[str, ArrayTree]) -> Texts:
         return cls(dataclasses.replace(rows, **shared))
 
 
@@ -210,7 +212,6 @@ def prepare(
         max_gamma=max_gamma,
         max_len=max_len,
         exact_bits=options.exact_bits is not None,
-        entering=entering_of(way.drafter),
         params=params,
         drafter_params=way.params,
         prompts=Prompts(_integers(prompts.tokens), lengths),
@@ -252,8 +253,8 @@ class Way(NamedTuple):
     draft_cost, confidence: as of `Speculation`.
     """
 
-    drafter: Any = None
-    params: Any = None
+    drafter: Drafter | None = None
+    params: ArrayTree = None
     rule: str = "match"
     gamma: Array | int = 0
     max_gamma: int = 0
@@ -284,7 +285,7 @@ def _integers(value: Any) -> Array:
     return jnp.asarray(value, jnp.int32)
 
 
-def _reals(value: Any) -> Array | None:
+def _reals(value: ArrayLike | None) -> Array | None:
     return None if value is None else jnp.asarray(value, float)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import jax
 
@@ -82,15 +82,12 @@ class Speculation:
 
     name: ClassVar[str] = "speculation"
 
-    def drafting(self) -> tuple[Any, Any]:
+    def drafting(self) -> Drafting:
         """Returns the drafter and its parameters."""
         if self.rule not in RULES:
             names = ", ".join(RULES)
             raise UserError(f"rule is {self.rule}; it must be one of {names}")
-        drafter, params = resolve_drafter(self.draft)
-        if drafter is None:
-            raise UserError("nothing drafts; give a draft, or Plain() as the method")
-        return drafter, params
+        return resolve_drafter(self.draft)
 
 
 @documented
@@ -108,7 +105,7 @@ class Tree:
 
     name: ClassVar[str] = "tree"
 
-    def drafting(self) -> tuple[Any, Any]:
+    def drafting(self) -> Drafting:
         """Returns the drafter and its parameters."""
         if self.rule not in TREE_RULES:
             names = ", ".join(TREE_RULES)
@@ -116,8 +113,8 @@ class Tree:
         if isinstance(self.draft, PromptLookup):
             raise UserError("look-up makes no trees; give a model as the draft")
         if isinstance(self.draft, Drafting):
-            return tuple(head_tree(self.draft, self.widths))
-        return tuple(draft_tree(self.draft, self.widths))
+            return head_tree(self.draft, self.widths)
+        return draft_tree(self.draft, self.widths)
 
 
 Method: TypeAlias = Plain | Speculation | Tree

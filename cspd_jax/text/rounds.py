@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.coupling.draft_length import best_draft_length
 from cspd_jax.info import Calls, Counts
 from cspd_jax.keys import purpose_keys
-from cspd_jax.language_models import LanguageModel, Prompts
+from cspd_jax.language_models import LanguageModel, Pass, Prompts
 from cspd_jax.sampling import (
     NO_TOKEN,
     Purpose,
@@ -66,7 +67,6 @@ class Inputs:
     max_gamma: bound G on the drafts of a round (static).
     max_len: tokens that a row has room for (static).
     exact_bits: every pass reads G + 1 tokens of each row (static).
-    entering: layers of the target whose states the drafter reads (static).
     params: of the target.
     drafter_params: of the drafter.
     prompts: what the rows begin with.
@@ -86,9 +86,8 @@ class Inputs:
     max_gamma: int = dataclasses.field(metadata={"static": True})
     max_len: int = dataclasses.field(metadata={"static": True})
     exact_bits: bool = dataclasses.field(metadata={"static": True})
-    entering: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    params: Any
-    drafter_params: Any
+    params: ArrayTree
+    drafter_params: ArrayTree
     prompts: Prompts
     keys: Array | None
     limit: Array
@@ -97,6 +96,11 @@ class Inputs:
     gamma: Array
     draft_cost: Array | None
     confidence: Array | None
+
+    @property
+    def entering(self) -> tuple[int, ...]:
+        """The layers of the target whose states the drafter reads."""
+        return () if self.drafter is None else self.drafter.entering
 
     @property
     def num_ids(self) -> int:
@@ -127,9 +131,9 @@ class TextState(NamedTuple):
     marks: Array
     stopped: Array
     done: Array
-    cache: Any
+    cache: ArrayTree
     states: Array | None
-    drafter_state: Any
+    drafter_state: ArrayTree
     drafted: Array
     counts: Counts
 
@@ -142,20 +146,14 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
     batch, longest = prompts.tokens.shape
     known = jnp.where(jnp.arange(longest) < prompts.lengths[:, None], prompts.tokens, 0)
     prompts = prompts._replace(tokens=known)
-    target = inputs.target
-    entering = inputs.entering
-    drafter = inputs.drafter
     cache, states = read_prompts(
-        target, inputs.params, prompts, max_len + spare, entering
+        inputs.target, inputs.params, prompts, max_len + spare, inputs.entering
     )
-    drafter_state: Any = None
-    if drafter is not None and states is not None:
-        reader: Any = drafter
-        drafter_state = reader.begin_with(
+    drafter_state = None
+    if inputs.drafter is not None:
+        drafter_state = inputs.drafter.begin(
             inputs.drafter_params, prompts, max_len, states
         )
-    elif drafter is not None:
-        drafter_state = drafter.begin(inputs.drafter_params, prompts, max_len)
     return TextState(
         tokens=jnp.pad(known, ((0, 0), (0, max_len - longest))),
         length=prompts.lengths,
@@ -190,7 +188,7 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
     ), happened
 
 
-def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
+def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
     """Returns the drafts of a round, and the drafter's next state."""
     if inputs.drafter is None:
         return no_drafts(len(state.length), inputs.max_gamma), state.drafter_state
@@ -243,7 +241,7 @@ def draft_lengths(inputs: Inputs, state: TextState) -> Array:
 
 def verify_step(
     inputs: Inputs, state: TextState, drafts: Drafts
-) -> tuple[Verdict, Any, Array | None]:
+) -> tuple[Verdict, ArrayTree, Array | None]:
     """Makes one target pass over the last token and the drafts of each row, and returns
     the rule's verdict, the cache, and the states."""
     max_len = inputs.max_len
@@ -258,7 +256,7 @@ def verify_step(
         logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
         return most_probable(logits) if greedy else logits
 
-    seen, cache, *new = target_pass(inputs, tokens, positions, used, state.cache, read)
+    seen, cache, new = target_pass(inputs, tokens, positions, used, state.cache, read)
     states = with_states(state.states, positions, new)
     if greedy:
         return agree(seen, drafts), cache, states
@@ -277,14 +275,14 @@ def verify_step(
 
 
 def with_states(
-    states: Array | None, positions: Array, new: Sequence[Array]
+    states: Array | None, positions: Array, new: Array | None
 ) -> Array | None:
     """Returns the states with those of tokens at `positions` [B, Q], if there are any;
     positions beyond the text are dropped."""
-    if states is None:
-        return None
+    if states is None or new is None:
+        return states
     rows = jnp.arange(len(positions))[:, None]
-    return states.at[rows, positions].set(new[0].astype(states.dtype), mode="drop")
+    return states.at[rows, positions].set(new.astype(states.dtype), mode="drop")
 
 
 def target_pass(
@@ -292,42 +290,39 @@ def target_pass(
     tokens: Array,
     positions: Array,
     used: Array,
-    cache: Any,
-    read: Callable,
-) -> tuple[Array, ...]:
-    """Returns read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states [B,
-    Q, S D] if the drafter reads some. used [B, Q]: which tokens are not padding.
+    cache: ArrayTree,
+    read: Callable[[Array], Array],
+) -> Pass:
+    """Returns read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states that
+    the drafter reads. used [B, Q]: which tokens are not padding.
 
     Where padding costs time, passes over several numbers of tokens are compiled, and
     the smallest that is enough is run.
     """
     target: Any = inputs.target  # a PackingLanguageModel, if it packs
     params = inputs.params
-    (batch, length) = tokens.shape
-    telling: dict[str, Any] = {"entering": inputs.entering} if inputs.entering else {}
+    batch, length = tokens.shape
+    entering = inputs.entering
 
-    def whole(cache):
-        logits, cache, *states = target.apply(
-            params, tokens, positions, cache, **telling
+    def first(cache: ArrayTree, count: int) -> Pass:
+        made = target.apply(
+            params, tokens[:, :count], positions[:, :count], cache, entering=entering
         )
-        return read(logits), cache, *states
+        return made._replace(logits=read(made.logits))
 
-    def last_alone(cache):
-        logits, cache, *states = target.apply(
-            params, tokens[:, :1], positions[:, :1], cache, **telling
+    def last_alone(cache: ArrayTree) -> Pass:
+        seen, cache, states = first(cache, 1)
+        padded = lambda a: jnp.pad(
+            a, ((0, 0), (0, length - 1)) + ((0, 0),) * (a.ndim - 2)
         )
-        padded = (
-            jnp.pad(a, ((0, 0), (0, length - 1)) + ((0, 0),) * (a.ndim - 2))
-            for a in (read(logits), *states)
-        )
-        first, *states = padded
-        return first, cache, *states
+        return Pass(padded(seen), cache, jax.tree.map(padded, states))
 
-    def packed(size):
-        known: dict[str, Any] = {"size": size, "read": read, **telling}
+    def packed(size: int) -> Callable[[ArrayTree], Pass]:
         return lambda cache: target.apply_packed(
-            params, tokens, positions, cache, **known
+            params, tokens, positions, cache, size=size, read=read, entering=entering
         )
+
+    whole = lambda cache: first(cache, length)
 
     if length == 1 or inputs.exact_bits or not getattr(target, "packs", False):
         return whole(cache)
@@ -338,19 +333,20 @@ def target_pass(
     return one_of(which, [last_alone, *map(packed, sizes), whole], cache)
 
 
-def one_of(which: Array, passes: Sequence[Callable], cache: Any) -> tuple[Array, ...]:
-    """Returns passes[which](cache) = (what was read, the cache, ...), with the cache
-    updated in place.
+def one_of(
+    which: Array, passes: Sequence[Callable[[ArrayTree], Pass]], cache: ArrayTree
+) -> Pass:
+    """Returns passes[which](cache), with the cache updated in place.
 
     As loops of which one takes a turn: XLA would copy the whole cache into a branch,
     and out of it again.
     """
-    seen, _, *more = jax.eval_shape(passes[0], cache)
-    blank = lambda a: jnp.zeros(a.shape, a.dtype)
-    made: Any = jnp.bool_(False), (blank(seen), cache, *map(blank, more))
+    shapes = jax.eval_shape(passes[0], cache)._replace(cache=None)
+    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    made = jnp.bool_(False), blank._replace(cache=cache)
     for number, one in enumerate(passes):
         needed: Callable = lambda made, number=number: (which == number) & ~made[0]
-        turn: Callable = lambda made, one=one: (jnp.bool_(True), one(made[1][1]))
+        turn: Callable = lambda made, one=one: (jnp.bool_(True), one(made[1].cache))
         made = jax.lax.while_loop(needed, turn, made)
     return made[1]
 

@@ -9,13 +9,16 @@ what the head made of the place before.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.check import UserError, check_head_ids
 from cspd_jax.language_models import Model, Prompts, bound
+from cspd_jax.models import HeadModel
+from cspd_jax.networks.eagle import Eagle, EagleConfig
 from cspd_jax.networks.quantised import expand
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, one_by_one
 
@@ -31,34 +34,33 @@ class _Newest(NamedTuple):
     """
 
     state: Array
-    cache: Any
+    cache: ArrayTree
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Drafts token by token with a head that reads the target's states.
 
     Between rounds its cache lacks at most the G + 1 places that the last round added,
     and what it has of drafts is not the target's. The first pass of a round therefore
     always reads the last G + 1 again.
 
-    head: with the functions of `networks.eagle.Eagle`; hashable.
     confidence: it drafts nothing more where it gives no token as much, unless a request
         says otherwise. A draft that is hardly ever right costs more than it saves; the
         default is about what a draft and its place in the target's pass cost, as a
         share of a pass.
     """
 
-    head: Any
+    head: Eagle
     confidence: float = CONFIDENCE
 
     @property
     def entering(self) -> tuple[int, ...]:
         return self.head.entering
 
-    def begin_with(
-        self, params: Any, prompts: Prompts, max_len: int, states: Array
-    ) -> Any:
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
         cache = self.head.empty_cache(len(prompts.tokens), max_len)
         first = jnp.zeros(len(prompts.tokens), jnp.int32)
         return self._see(
@@ -66,8 +68,8 @@ class HeadDrafter:
         )[1]
 
     def draft(
-        self, params: Any, cache: Any, request: DraftRequest
-    ) -> tuple[Drafts, Any]:
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest
+    ) -> tuple[Drafts, ArrayTree]:
         count = request.max_gamma + 1
         seen, cache = self.see(params, cache, request, count)
         newest = _Newest(seen[:, -1], cache)
@@ -103,27 +105,27 @@ class HeadDrafter:
         return drafts._replace(rows=rows), newest.cache
 
     def see(
-        self, params: Any, cache: Any, request: DraftRequest, count: int
-    ) -> tuple[Array, Any]:
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest, count: int
+    ) -> tuple[Array, ArrayTree]:
         """Returns the head's states at the last `count` places of the texts, and the
         cache with them."""
-        assert request.states is not None
         texts = Prompts(request.tokens, request.length)
         first = request.length - 1 - count
         return self._see(params, cache, texts, first, count, request.states)
 
     def _see(
         self,
-        params: Any,
-        cache: Any,
+        params: ArrayTree,
+        cache: ArrayTree,
         texts: Prompts,
         first: Array,
         count: int,
-        states: Array,
-    ) -> tuple[Array, Any]:
+        states: Array | None,
+    ) -> tuple[Array, ArrayTree]:
         """Returns the head's states at `count` places of texts from `first` [B] on, and
         the cache; those that there are not yet, for lack of a token after them, are
         padding."""
+        assert states is not None
         places = first[:, None] + jnp.arange(count)
         there = (places >= 0) & (places < texts.lengths[:, None] - 1)
         last = texts.tokens.shape[1] - 1
@@ -137,7 +139,9 @@ class HeadDrafter:
 
 
 def draft_from_states(
-    head: Any, target: Model, confidence: float = CONFIDENCE
+    head: HeadModel | tuple[Eagle, ArrayTree],
+    target: Model,
+    confidence: float = CONFIDENCE,
 ) -> Drafting:
     """Makes a drafter of a head that reads the target's states, as `cspd_jax.load`
     returns it or as a pair.
@@ -157,10 +161,10 @@ def draft_from_states(
             **params,
             "embedding": expand(of_target["embed"], network.dtype)["embedding"],
         }
-    return Drafting(cast(Drafter, HeadDrafter(network, confidence)), params)
+    return Drafting(HeadDrafter(network, confidence), params)
 
 
-def check_head(head: Any, target: Any) -> None:
+def check_head(head: EagleConfig, target: Any) -> None:
     """Raises a UserError unless a head can read the states of a target, both by their
     configurations."""
     if not target.causal:

@@ -18,10 +18,12 @@ from cspd_jax._utils.compilation import compile_seconds, use_cache
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import progress
 from cspd_jax.cli.text import default_draft, load_drafter
+from cspd_jax.info import Generated
 from cspd_jax.keys import seed_key
 from cspd_jax.models import VAE, ImageModel, TextModel
-from cspd_jax.networks.config import NextStepConfig
+from cspd_jax.networks.nextstep import NextStepConfig
 
+Array = jax.Array
 RULES = {
     "block verification": "block",
     "token by token": "google",
@@ -42,11 +44,11 @@ class Models(NamedTuple):
     """The models of the page. `reads` has the tokenizers of the two language
     models."""
 
-    image: Any
+    image: ImageModel
     vae: Any
-    text: Any
+    text: TextModel
     drafter: Any
-    masked: Any
+    masked: TextModel
     reads: tuple[Any, Any]
 
 
@@ -66,11 +68,11 @@ class Side(NamedTuple):
 
 
 # Yields, after every step, the content and the cost of the plain and of the exact side.
-Shown = Iterator[list[Any]]
-Show = Callable[[Side], tuple[Any, str]]
+Shown = Iterator[list[object]]
+Show = Callable[[Side], tuple[object, str]]
 
 
-def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
+def side_by_side(streams: list[Iterator[Generated]], show: Show) -> Shown:
     """Takes steps of all streams in turn until all have ended. Yields what is to be
     shown after each turn."""
     sides = [Side() for _ in streams]
@@ -87,7 +89,7 @@ def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
                 sides[i] = (
                     ended if made is None else Side(made, side.steps + 1, ended.seconds)
                 )
-        shown: list[Any] = []
+        shown: list[object] = []
         for side in sides:
             content, counts = show(side)
             counts += (
@@ -98,7 +100,7 @@ def side_by_side(streams: list[Iterator[Any]], show: Show) -> Shown:
         yield shown
 
 
-def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
+def image_methods(model: ImageModel) -> dict[str, tuple[Any, str]]:
     """Returns the exact methods of an image model by name, each with its way to
     denoise. A causal model drafts along chains only."""
     along = {"speculation along denoising steps": (cspd_jax.Plain(), "speculative")}
@@ -107,7 +109,9 @@ def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
     return {"speculation over tokens": (cspd_jax.SelfSpeculation(), "plain")} | along
 
 
-def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -> Shown:
+def make_image(
+    models: Models, method: str, key: Array, wanted: Any, cfg: float
+) -> Shown:
     """Generates an image of a class or prompt by the plain sampler and by a method. If
     the model makes latents, the picture appears at the end."""
     model = models.image
@@ -120,7 +124,7 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
         options = cspd_jax.Options(**{**model.sampling, "cfg": cfg, "denoise": denoise})
         streams.append(cspd_jax.stream(key, model, [label], way, options))
 
-    def show(side: Side) -> tuple[Any, str]:
+    def show(side: Side) -> tuple[object, str]:
         tokens, info = side.made
         content = None
         counts = f"{info.made[0]} of {model.network.seq_len} tokens"
@@ -141,7 +145,12 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
 
 
 def make_text(
-    models: Models, method: str, key: Any, prompt: str, new: int, temperature: float
+    models: Models,
+    method: str,
+    key: Array,
+    prompt: str,
+    new: int,
+    temperature: float,
 ) -> Shown:
     """Continues a prompt by plain decoding and by speculation. The colour of a token
     shows whether it was a draft."""
@@ -153,7 +162,7 @@ def make_text(
     for way in (cspd_jax.text.Plain(), fast):
         streams.append(cspd_jax.text.stream(key, models.text, [ids], way, options))
 
-    def show(side: Side) -> tuple[Any, str]:
+    def show(side: Side) -> tuple[object, str]:
         tokens, info = side.made
         row, marks = (
             a[0, : int(info.trace.lengths[0])].tolist()
@@ -173,7 +182,12 @@ def make_text(
 
 
 def make_masked(
-    models: Models, method: str, key: Any, prompt: str, new: int, temperature: float
+    models: Models,
+    method: str,
+    key: Array,
+    prompt: str,
+    new: int,
+    temperature: float,
 ) -> Shown:
     """Fills the places after a prompt, step by step and by self-speculation. A dot
     stands for a place that is not filled yet."""
@@ -184,7 +198,7 @@ def make_masked(
     options = masked.Options(max_new_tokens=int(new), temperature=temperature)
     ways: tuple[Any, ...] = masked.Stepwise(), masked.SelfSpeculation(MOVES[method])
 
-    def show(side: Side) -> tuple[Any, str]:
+    def show(side: Side) -> tuple[object, str]:
         free = model.config.mask_ids[0]
         ids = side.made.tokens[0].tolist()
         parts = (
@@ -205,7 +219,7 @@ def make_masked(
 
 
 def told(
-    make: Callable[..., Shown], models: Models, method: str, seed: float, *asked: Any
+    make: Callable[..., Shown], models: Models, method: str, seed: float, *asked: object
 ) -> Shown:
     """Yields what the page shows after a click on Generate. If the input is wrong,
     raises an error that Gradio shows."""
@@ -232,10 +246,10 @@ def make_page(models: Models) -> Any:
 
     def add_tab(
         name: str,
-        make: Any,
+        make: Callable[..., Shown],
         methods: Any,
         content: Any,
-        fields: Callable[[], list[Any]],
+        fields: Callable[[], list[object]],
     ) -> None:
         """Adds the tab of a family of models, with its fields, its buttons, and the
         places for its outputs."""
@@ -260,7 +274,7 @@ def make_page(models: Models) -> Any:
             )
             stop.click(None, cancels=[running])
 
-    def image_fields() -> list[Any]:
+    def image_fields() -> list[object]:
         model = models.image
         classes = [(model.class_name(i), i) for i in range(model.config.num_classes)]
         takes = isinstance(model.config, NextStepConfig)
@@ -276,7 +290,7 @@ def make_page(models: Models) -> Any:
             ),
         ]
 
-    def text_fields() -> list[Any]:
+    def text_fields() -> list[object]:
         prompt = gr.Textbox("Return a list of", label="Prompt")
         new = gr.Slider(1, 256, 64, step=1, label="New tokens")
         return [prompt, new, gr.Slider(0, 2, 0, label="Temperature")]

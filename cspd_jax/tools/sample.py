@@ -13,7 +13,6 @@ import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -130,7 +129,7 @@ def sample(
 
 def _make(
     request: Request, asked: Batch, count: int, vae: VAE | None, tokens: bool
-) -> dict[str, Any]:
+) -> dict[str, np.ndarray]:
     """Generates a batch, and returns the arrays of a shard with its first `count`
     images."""
     model = request.model
@@ -149,7 +148,7 @@ def _make(
 
 def _manifest(
     request: Request, asked: Batch, batch: int, vae: VAE | None, tokens: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns, as JSON, everything that the images depend on, and the claim whether
     they have the target's distribution."""
     key, model, labels, method, options = request
@@ -180,7 +179,7 @@ def _manifest(
     return json.loads(json.dumps(manifest))
 
 
-def _begin(folder: Path, manifest: dict[str, Any]) -> None:
+def _begin(folder: Path, manifest: dict[str, object]) -> None:
     """Makes the folder with its manifest, or checks that it has the same manifest.
     Raises UserError if the folder holds anything else."""
     folder.mkdir(exist_ok=True)
@@ -202,7 +201,7 @@ def _begin(folder: Path, manifest: dict[str, Any]) -> None:
     (folder / "shards").mkdir(exist_ok=True)
 
 
-def finish(folder: Path, npz: Path | None = None) -> dict[str, Any]:
+def finish(folder: Path, npz: Path | None = None) -> dict[str, object]:
     """Returns the manifest, with the number of images made so far and whether they are
     exact. If all shards exist, writes the file `npz`, if it is given."""
     report = json.loads((folder / MANIFEST).read_text())

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from cspd_jax.check import UserError
-from cspd_jax.networks.config import MARConfig
-from cspd_jax.networks.lm_config import EagleConfig
+from cspd_jax.networks.eagle import EagleConfig
+from cspd_jax.networks.mar import MARConfig
 from cspd_jax.training.data.folder import Folder
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.text import Texts
@@ -124,7 +124,10 @@ class HeadTrainConfig(RunConfig):
     fed_back: int = 2
 
 
-def with_settings(config: Any, settings: Iterable[str]) -> Any:
+Settings = TypeVar("Settings", bound=RunConfig)
+
+
+def with_settings(config: Settings, settings: Iterable[str]) -> Settings:
     """Returns the configuration with some fields changed. Each setting is a text such
     as `steps=2000`, `model.encoder_width=64` or `data.fonts=cmr10,cmss10`."""
     parts = {"": config, "model": config.model, "data": config.data}
@@ -163,7 +166,7 @@ def _read(text: str, current: Any) -> Any:
     return tuple(text.split(",")) if isinstance(current, tuple) else type(current)(text)
 
 
-def in_steps(config: Any, steps: int) -> Any:
+def in_steps(config: Settings, steps: int) -> Settings:
     """Returns the configuration with another number of steps. Warm-up, decay and settle
     change in proportion."""
     known = (name for name in ("warmup", "decay", "settle") if hasattr(config, name))
@@ -171,21 +174,21 @@ def in_steps(config: Any, steps: int) -> Any:
     return dataclasses.replace(config, steps=steps, **phases)
 
 
-def to_json(config: RunConfig) -> dict[str, Any]:
+def to_json(config: RunConfig) -> dict[str, object]:
     """Returns the settings as a JSON object; `data_kind` names the kind of data set."""
     kind = next(name for name, cls in DATA.items() if isinstance(config.data, cls))
     return {**dataclasses.asdict(config), "data_kind": kind}
 
 
-def data_from_json(values: Mapping[str, Any]) -> Any:
+def data_from_json(values: Mapping[str, Any]) -> object:
     """Returns the data set of a run's settings, given as a JSON object. Fields that the
     data set no longer has are ignored."""
     kind = DATA[values["data_kind"]]
-    fields = {field.name for field in dataclasses.fields(kind)} & values["data"].keys()
-    given = {name: values["data"][name] for name in fields}
+    fields = {field.name for field in dataclasses.fields(kind)}
     return kind(
         **{
             name: tuple(of) if isinstance(of, list) else of
-            for name, of in given.items()
+            for name, of in values["data"].items()
+            if name in fields
         }
     )

@@ -8,8 +8,10 @@ from typing import Any
 from PIL import Image
 
 from cspd_jax.check import UserError
-from cspd_jax.networks.config import MARConfig, SphereConfig
-from cspd_jax.networks.lm_config import EagleConfig, LMConfig
+from cspd_jax.networks.eagle import EagleConfig
+from cspd_jax.networks.lm import LMConfig
+from cspd_jax.networks.mar import MARConfig
+from cspd_jax.networks.sphere import SphereConfig
 from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 from cspd_jax.training.config import HeadTrainConfig, RunConfig, TrainConfig
 from cspd_jax.training.data.folder import Folder, list_images
@@ -251,7 +253,7 @@ def of_folder(root: str) -> TrainConfig:
     return _but(_GLYPHS, model=model, data=data)
 
 
-def draft_of(target: MARConfig, data: Any) -> TrainConfig:
+def draft_of(target: MARConfig, data: object) -> TrainConfig:
     """Returns the settings of a run that trains a small draft model on `data`. The
     draft generates the same kind of tokens as the target."""
     names = (

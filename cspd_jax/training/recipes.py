@@ -7,11 +7,13 @@ import dataclasses
 import functools
 import pathlib
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 from jax.sharding import Mesh
 
 from cspd_jax import hub, weights
@@ -19,10 +21,10 @@ from cspd_jax.check import UserError
 from cspd_jax.image.pixels import patchify
 from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.networks import lm
-from cspd_jax.networks.config import MARConfig, SphereConfig
-from cspd_jax.networks.lm import LM
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LM, LMConfig
+from cspd_jax.networks.mar import MARConfig
 from cspd_jax.networks.registry import kind_name, kind_of
+from cspd_jax.networks.sphere import SphereConfig
 from cspd_jax.parallel import replicate
 from cspd_jax.training import run as runs
 from cspd_jax.training.config import HeadTrainConfig, RunConfig, TrainConfig, to_json
@@ -53,7 +55,7 @@ def train(
     origin: str = "data",
     samples: int = 4096,
     mesh: Mesh | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Trains an image model or a language model in the folder `out`. Returns a report.
 
     init: the name of the model from whose weights the run starts (default: random
@@ -92,7 +94,7 @@ def train(
             taught = on_rows(config, taught, own, origin == "both")
         learning = data_first(config, learning, taught) if init is None else taught
     state = runs.run(config, out, first, learning, mesh)
-    report: dict[str, Any] = {}
+    report: Mapping[str, object] = {}
     if is_text:
         report = objective.measure(
             config.data, LM(config.model), state.ema, *(pair if target else ())
@@ -105,11 +107,15 @@ def train(
 
 
 def finished(
-    out: pathlib.Path, config: Any, params: Any, report: dict[str, Any], command: str
-) -> dict[str, Any]:
+    out: pathlib.Path,
+    config: RunConfig,
+    params: ArrayTree,
+    report: Mapping[str, object],
+    command: str,
+) -> dict[str, object]:
     """Writes the model of a run, unless it is written already, and returns the report.
     Only the first process writes."""
-    extra: dict[str, Any] = {"training": to_json(config)}
+    extra: dict[str, object] = {"training": to_json(config)}
     if isinstance(config.model, LMConfig):
         kind = "lm"
         extra["corpus"] = {"corpus": CORPUS, "python": platform.python_version()}
@@ -126,7 +132,7 @@ def finished(
     return {**report, "steps": config.steps, "model": str(path)}
 
 
-def data_first(config: Any, before: Learning, then: Learning) -> Learning:
+def data_first(config: RunConfig, before: Learning, then: Learning) -> Learning:
     """Returns a `Learning` with the batches of `then`. The first half of the steps
     learn as in `before`, the second half as in `then`."""
     stage = lambda number: before if number < config.steps // 2 else then
@@ -158,7 +164,7 @@ def distill_head(
     samples: int = 4096,
     ids: int = 8192,
     mesh: Mesh | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Trains a head in the folder `out`. The head drafts from its target's states, and
     learns from the target's answers to prompts. Returns a report that says how often
     the drafts are accepted.
@@ -171,13 +177,13 @@ def distill_head(
     """
     model = hub.load(target, of=TextModel)
     layers = model.config
-    known = model.config.known_ids
+    known = layers.known_ids
     config = dataclasses.replace(
         config, model=states.head_config(layers, min(ids, known))
     )
     questions = prompt_ids(model, read_lines(prompts))
     begin(out, config, target=target, prompts=str(prompts), samples=samples)
-    pair = (model.network, model.params)
+    pair = model.network, model.params
     entering = config.model.entering
     length = config.data.length
     asked = [
@@ -206,7 +212,7 @@ def distill_head(
 
 
 @functools.partial(jax.jit, static_argnames=("config",))
-def init_state(config: Any) -> TrainState:
+def init_state(config: RunConfig) -> TrainState:
     """Returns the state of a run that starts from random weights."""
     key = run_key(config.seed, INIT)
     init_params = (
@@ -236,7 +242,7 @@ _CHANGED = (
 )
 
 
-def initial_params(model: Any, config: Any) -> Any:
+def initial_params(model: Any, config: Any) -> ArrayTree:
     """Returns the parameters of `model`, from which a run starts whose network has the
     configuration `config`.
 
@@ -295,7 +301,7 @@ _SHARED: dict[type, tuple[str, ...]] = {
 }
 
 
-def check_pair(draft: Any, target: Any) -> None:
+def check_pair(draft: object, target: object) -> None:
     """Raises UserError unless a draft with the configuration `draft` can learn the
     target."""
     if type(draft) not in _SHARED:

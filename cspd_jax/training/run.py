@@ -15,13 +15,14 @@ import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from chex import ArrayTree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cspd_jax._utils.files import check_new_folder, write_text
@@ -58,9 +59,9 @@ class TrainState(NamedTuple):
     step: [] int32, the number of steps taken.
     """
 
-    params: Any
-    ema: Any
-    optimizer: Any
+    params: ArrayTree
+    ema: ArrayTree
+    optimizer: optax.OptState
     step: Array
 
 
@@ -73,11 +74,11 @@ class Learning(NamedTuple):
         the loss.
     """
 
-    batch: Callable[[int], Any]
-    step: Callable[[int, TrainState, Any], tuple[TrainState, Array]]
+    batch: Callable[[int], ArrayTree]
+    step: Callable[[int, TrainState, ArrayTree], tuple[TrainState, Array]]
 
 
-def first_state(config: RunConfig, params: Any) -> TrainState:
+def first_state(config: RunConfig, params: ArrayTree) -> TrainState:
     """Returns the state of a run that starts from a copy of `params`."""
     copy = lambda: jax.tree.map(jnp.copy, params)
     return TrainState(copy(), copy(), optimizer(config).init(params), jnp.int32(0))
@@ -90,7 +91,7 @@ def descend(
     config: RunConfig,
     loss: Callable[..., tuple[Array, Array]],
     state: TrainState,
-    *inputs: Any,
+    *inputs: ArrayTree,
 ) -> tuple[TrainState, Array]:
     """Takes one optimiser step that lowers a loss. It is compiled once for each loss.
 
@@ -160,7 +161,7 @@ def all_devices() -> Mesh:
     return make_mesh({DATA: len(jax.devices())})
 
 
-def begin(out: pathlib.Path, config: RunConfig, **begun: Any) -> None:
+def begin(out: pathlib.Path, config: RunConfig, **begun: object) -> None:
     """Makes the folder of a run and writes its settings into it. If the folder has
     settings already, raises UserError unless they are the same.
 
@@ -183,7 +184,7 @@ def begin(out: pathlib.Path, config: RunConfig, **begun: Any) -> None:
 
 
 def run(
-    config: Any,
+    config: RunConfig,
     out: pathlib.Path,
     first: TrainState,
     learning: Learning,
@@ -231,10 +232,8 @@ def run(
             state, loss = learning.step(step, state, spread(batch))
             state = jax.device_put(state, placed)
             # The next batch is made while the devices compute.
-            step, batch = (
-                step + 1,
-                learning.batch(step + 1),
-            )
+            step += 1
+            batch = learning.batch(step)
             log.add(step, loss)
             if step % config.checkpoint_every == 0:
                 save()

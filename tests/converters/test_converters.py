@@ -22,7 +22,8 @@ from cspd_jax.converters.source import Options, convert, make_config, open_sourc
 from cspd_jax.converters.torch_file import open_checkpoint
 from cspd_jax.networks import autoencoder
 from cspd_jax.networks import mar as network
-from cspd_jax.networks.config import MAR_PRESETS, KLConfig
+from cspd_jax.networks.autoencoder import KLConfig
+from cspd_jax.networks.mar import MAR_PRESETS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HEADS = Options(heads=(4, 4))

@@ -15,7 +15,7 @@ import pytest
 from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.converters.source import check, convert, make_config, open_source
-from cspd_jax.networks.layers import frequencies
+from cspd_jax.networks.lm import frequencies
 from cspd_jax.tokenizers import FileTokenizer
 
 gguf = pytest.importorskip("gguf")

@@ -13,7 +13,7 @@ from cspd_jax.converters import lm as converter
 from cspd_jax.converters.hf import Values
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.networks import lm
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LMConfig
 
 
 def newer(config):

@@ -19,8 +19,8 @@ from cspd_jax.image import generation, keep, pixels, to_tokens
 from cspd_jax.image.options import Options
 from cspd_jax.models import VAE, ImageModel
 from cspd_jax.networks import sphere_vae
-from cspd_jax.networks.config import SphereConfig, SphereVAEConfig
-from cspd_jax.networks.sphere import SphereModel
+from cspd_jax.networks.sphere import SphereConfig, SphereModel
+from cspd_jax.networks.sphere_vae import SphereVAEConfig
 
 KEY = jax.random.key(3)
 LABELS = [0, 1, 2, 3]

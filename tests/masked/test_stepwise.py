@@ -30,7 +30,7 @@ def forward(network, params, tokens):
 
 @functools.partial(jax.jit, static_argnums=0)
 def apply(network, params, tokens, positions, cache):
-    logits, cache = network.apply(params, tokens[None], positions[None], cache)
+    logits, cache, _ = network.apply(params, tokens[None], positions[None], cache)
     return logits[0], cache
 
 

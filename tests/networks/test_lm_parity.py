@@ -56,7 +56,7 @@ def test_recorded_logits(tmp_path, family, case):
     cache = model.empty_cache(2, 27)
     found = []
     for at in (slice(20), *(slice(i, i + 1) for i in range(20, 24))):
-        logits, cache = apply(model, params, tokens[:, at], PLACES[:, at], cache)
+        logits, cache, _ = apply(model, params, tokens[:, at], PLACES[:, at], cache)
         found.append(logits)
     close(jnp.concatenate(found, axis=1), expected)
 
@@ -72,6 +72,6 @@ def test_recorded_logits_of_masked_models(tmp_path, family):
     rows = np.array([[0, 5, 23], [7, 1, 2]])
     some = np.take_along_axis(expected, rows[:, :, None], axis=1)
     close(forward(model, params, tokens, rows=rows), some)
-    raw, _ = apply(model, params, tokens, PLACES, model.empty_cache(2, 24))
+    raw, *_ = apply(model, params, tokens, PLACES, model.empty_cache(2, 24))
     shift = model.config.shifted
     close(raw[:, : 24 - shift], expected[:, shift:])

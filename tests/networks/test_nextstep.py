@@ -17,8 +17,8 @@ from cspd_jax.image import generate, pixels, prompts
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.keys import row_keys
-from cspd_jax.networks.config import NextStepConfig
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LMConfig
+from cspd_jax.networks.nextstep import NextStepConfig
 
 A = tiny.recorded()
 

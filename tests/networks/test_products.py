@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from cspd_jax.models import TextModel
-from cspd_jax.networks.lm import LM, init_params
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LM, LMConfig, init_params
 
 WIDE = LMConfig(
     family="neox",

@@ -49,6 +49,6 @@ def test_a_quantised_model_is_the_expanded_one(bits, tied):
         forward(small, tokens), forward(expand(small), tokens), rtol=1e-5, atol=1e-5
     )
     positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
-    cached, _ = jax.jit(lm.apply)(small, tokens, positions, lm.empty_cache(2, 8))
+    cached, *_ = jax.jit(lm.apply)(small, tokens, positions, lm.empty_cache(2, 8))
     chex.assert_trees_all_close(cached, forward(small, tokens), rtol=1e-4, atol=1e-4)
     assert np.abs(forward(small, tokens) - forward(params, tokens)).max() > 1e-3

@@ -19,7 +19,7 @@ from cspd_jax.converters.source import Options, convert, make_config, open_sourc
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.networks import sphere
-from cspd_jax.networks.config import SPHERE_PRESETS
+from cspd_jax.networks.sphere import SPHERE_PRESETS
 from cspd_jax.training.image.flow import flow_objective
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"

@@ -26,7 +26,7 @@ from cspd_jax.converters.torch_file import open_checkpoint
 from cspd_jax.image import pixels
 from cspd_jax.models import ImageModel
 from cspd_jax.networks import sphere_vae
-from cspd_jax.networks.config import SphereVAEConfig
+from cspd_jax.networks.sphere_vae import SphereVAEConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
 FILE = GOLDEN / "sphere_tiny2_vae.pth"

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from cspd_jax.converters import lm
 from cspd_jax.converters.hf import Values
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LMConfig
 
 # Ids, width, layers, heads, key-value heads, width of the MLP.
 V = 40

@@ -14,8 +14,7 @@ import tiny
 from cspd_jax.masked import Options
 from cspd_jax.masked.canvas import make_canvas
 from cspd_jax.masked.stepwise import Steps
-from cspd_jax.networks.lm import LM, abstract_params
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm import LM, LMConfig, abstract_params
 from cspd_jax.text import Prompts
 
 V = 12

@@ -11,8 +11,8 @@ import numpy as np
 import tiny
 
 from cspd_jax.networks import eagle
-from cspd_jax.networks.lm import LM, abstract_params
-from cspd_jax.networks.lm_config import EagleConfig, LMConfig
+from cspd_jax.networks.eagle import EagleConfig
+from cspd_jax.networks.lm import LM, LMConfig, abstract_params
 from cspd_jax.text import Prompts
 
 CONFIG = LMConfig(

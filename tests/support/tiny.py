@@ -9,7 +9,8 @@ import numpy as np
 
 from cspd_jax import weights
 from cspd_jax.networks import autoencoder, mar
-from cspd_jax.networks.config import KLConfig, MARConfig
+from cspd_jax.networks.autoencoder import KLConfig
+from cspd_jax.networks.mar import MARConfig
 
 PIXELS = MARConfig(
     seq_len=16,

@@ -54,7 +54,7 @@ def test_prompt_lookup(longest, shortest):
     length = random.integers(1, MAX_LEN + 1, 512)
     count = random.integers(0, MOST + 1, 512)
     lookup = PromptLookup(longest, shortest)
-    assert lookup.begin(None, Prompts(tokens, length), MAX_LEN) is None
+    assert lookup.begin(None, Prompts(tokens, length), MAX_LEN, None) is None
     drafts, _ = jax.jit(lambda *given: lookup.draft(None, None, request(*given)))(
         tokens, length, count
     )

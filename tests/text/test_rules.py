@@ -288,8 +288,8 @@ class Stale(ModelDrafter):
     """Draws a position with the same noise in every round. Parameters: (those of the
     model, keys [B])."""
 
-    def begin(self, params, prompts, max_len):
-        return super().begin(params[0], prompts, max_len)
+    def begin(self, params, *more):
+        return super().begin(params[0], *more)
 
     def draft(self, params, cache, request):
         request = request._replace(keys=purpose_keys(params[1], Purpose.DRAFT))

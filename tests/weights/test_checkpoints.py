@@ -15,8 +15,7 @@ import pytest
 
 from cspd_jax import weights
 from cspd_jax.check import UserError
-from cspd_jax.networks.config import MARConfig
-from cspd_jax.networks.mar import abstract_params
+from cspd_jax.networks.mar import MARConfig, abstract_params
 
 CONFIG = MARConfig(
     seq_len=4,

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
-from cspd_jax.language_models import Model, Prompts, TreeLanguageModel, bound
+from cspd_jax.language_models import Model, Pass, Prompts, TreeLanguageModel, bound
 from cspd_jax.sampling import log_probs, noise_at
 from cspd_jax.text.drafters import (
     Drafter,
@@ -57,23 +58,26 @@ class TreeDrafter:
 
     network: TreeLanguageModel
     tree: Tree
+    entering: ClassVar[tuple[int, ...]] = ()
 
-    def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
         return read_prompts(self.network, params, known, max_len + self.tree.drafts)[0]
 
     def draft(
-        self, params: Any, cache: Any, request: DraftRequest
-    ) -> tuple[Branches, Any]:
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest
+    ) -> tuple[Branches, ArrayTree]:
         tree = self.tree
         batch = request.tokens.shape[0]
-        logits, cache = read_last_two(self.network, params, cache, request)
+        logits, cache, _ = read_last_two(self.network, params, cache, request)
         last = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
         tokens = [last]
         log_q = []
         for depth in range(tree.depth):
             if depth > 0:
-                logits, cache = see_nodes(
+                logits, cache, _ = see_nodes(
                     (self.network, params),
                     known_to(self.network, tokens[-1]),
                     cache,
@@ -95,7 +99,9 @@ class TreeDrafter:
             jnp.int32(rows),
         ), cache
 
-    def keep(self, cache: Any, length: Array, path: Array, tau: Array) -> Any:
+    def keep(
+        self, cache: ArrayTree, length: Array, path: Array, tau: Array
+    ) -> ArrayTree:
         """Moves the accepted nodes to where the text goes on; see `keep_path`."""
         return keep_path(self.network, cache, self.tree, length, path, tau)
 
@@ -129,25 +135,24 @@ def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
     return Drafting(cast(Drafter, TreeDrafter(network, tree)), params)
 
 
-def tree_of(drafter: Any) -> Tree | None:
+def tree_of(drafter: object) -> Tree | None:
     """Returns the tree that a drafter draws; None if it draws none."""
     tree = getattr(drafter, "tree", None)
     return tree if isinstance(tree, Tree) else None
 
 
 def see_nodes(
-    model: tuple[TreeLanguageModel, Any],
+    model: tuple[TreeLanguageModel, ArrayTree],
     tokens: Array,
-    cache: Any,
+    cache: ArrayTree,
     tree: Tree,
     length: Array,
     used: Array,
     levels: range,
     entering: tuple[int, ...] = (),
-) -> Any:
+) -> Pass:
     """Returns logits of the nodes of some levels, tokens [B, nodes], and the cache;
-    they are stored where used [B]. entering: layers; what enters them is returned as a
-    third.
+    they are stored where used [B]. entering: layers; what enters them is returned.
 
     The text of `length` [B] tokens has one slot per position; the drafts' slots follow
     those of the longest text. A node sees the text and its ancestors, at the position
@@ -168,20 +173,25 @@ def see_nodes(
         [jnp.broadcast_to(a, (*tokens.shape, a.shape[-1])) for a in (seen, drafts)],
         axis=-1,
     )
-    telling: dict[str, Any] = {"entering": entering} if entering else {}
     return network.apply_seeing(
-        params, tokens, positions, cache, slots=slots, visible=visible, **telling
+        params,
+        tokens,
+        positions,
+        cache,
+        slots=slots,
+        visible=visible,
+        entering=entering,
     )
 
 
 def keep_path(
     network: TreeLanguageModel,
-    cache: Any,
+    cache: ArrayTree,
     tree: Tree,
     length: Array,
     path: Array,
     tau: Array,
-) -> Any:
+) -> ArrayTree:
     """Moves the first tau [B] nodes of path [B, depth] in the cache to where the text
     goes on, after `length` [B]."""
     text = cache.max_len - tree.drafts

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.check import UserError
 from cspd_jax.language_models import Prompts
+from cspd_jax.networks.eagle import Eagle
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest
 from cspd_jax.text.states import HeadDrafter
 from cspd_jax.text.trees.drafter import Branches, draw_children
@@ -29,23 +31,23 @@ class HeadTreeDrafter:
     states.
     """
 
-    head: Any
+    head: Eagle
     tree: Tree
 
     @property
     def entering(self) -> tuple[int, ...]:
         return self.head.entering
 
-    def begin_with(
-        self, params: Any, prompts: Prompts, max_len: int, states: Array
-    ) -> Any:
-        return HeadDrafter(self.head).begin_with(
+    def begin(
+        self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
+    ) -> ArrayTree:
+        return HeadDrafter(self.head).begin(
             params, prompts, max_len + self.tree.drafts, states
         )
 
     def draft(
-        self, params: Any, cache: Any, request: DraftRequest
-    ) -> tuple[Branches, Any]:
+        self, params: ArrayTree, cache: ArrayTree, request: DraftRequest
+    ) -> tuple[Branches, ArrayTree]:
         tree = self.tree
         batch = request.tokens.shape[0]
         count = tree.depth + 1
@@ -74,18 +76,20 @@ class HeadTreeDrafter:
             jnp.int32(rows),
         ), cache
 
-    def keep(self, cache: Any, length: Array, path: Array, tau: Array) -> Any:
+    def keep(
+        self, cache: ArrayTree, length: Array, path: Array, tau: Array
+    ) -> ArrayTree:
         return cache
 
     def _level(
         self,
-        params: Any,
-        cache: Any,
+        params: ArrayTree,
+        cache: ArrayTree,
         request: DraftRequest,
         depth: int,
         tokens: Array,
         parents: Array,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, ArrayTree]:
         """Returns the states of the nodes of a depth, each at the place of its parent's
         token, and the cache."""
         tree = self.tree

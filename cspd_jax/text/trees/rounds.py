@@ -18,6 +18,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax.coupling.acceptance import uniform
 from cspd_jax.coupling.siblings import SiblingDistributions, accept_sibling
@@ -94,7 +95,7 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
 
 def verify_step(
     inputs: Inputs, state: TextState, branches: Branches, levels: Array
-) -> tuple[Verdict, Array, Any, Array | None]:
+) -> tuple[Verdict, Array, ArrayTree, Array | None]:
     """Makes one target pass over the nodes, and returns the verdict, the accepted nodes
     [B, depth], the cache, and the states.
 
@@ -103,7 +104,7 @@ def verify_step(
     tree = tree_of(inputs.drafter)
     assert tree is not None
     target = cast(TreeLanguageModel, inputs.target), inputs.params
-    logits, cache, *told = see_nodes(
+    logits, cache, told = see_nodes(
         target,
         branches.tokens,
         state.cache,
@@ -115,9 +116,10 @@ def verify_step(
     )
     logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
     if inputs.sampling.greedy:
-        best = most_probable(logits)
-        walk = lambda *row: _walk_greedily(tree, *row)
-        tau, path, token = jax.vmap(walk)(best, branches.tokens, levels)
+        walk = functools.partial(_walk_greedily, tree)
+        tau, path, token = jax.vmap(walk)(
+            most_probable(logits), branches.tokens, levels
+        )
         states = _states_of_path(state, told, path, tau)
         return Verdict(tau, token, jnp.zeros(tau.shape, bool)), path, cache, states
     assert inputs.keys is not None
@@ -125,8 +127,8 @@ def verify_step(
     keys = round_keys(inputs.keys, Purpose.TEST, state.length)
     shape = tree.depth, max(tree.widths)
     u = jax.vmap(lambda key: uniform(key, shape, log_p.dtype))(keys)
-    walk = lambda *row: _walk_by_rule(tree, TREE_RULES[inputs.rule], *row)
-    tau, path, log_next, truncated = jax.vmap(walk)(
+    by_rule = lambda *row: _walk_by_rule(tree, TREE_RULES[inputs.rule], *row)
+    tau, path, log_next, truncated = jax.vmap(by_rule)(
         u, log_p, branches.log_q, branches.tokens, levels
     )
     noise = gumbel(
@@ -146,11 +148,11 @@ def verify_step(
 
 
 def _states_of_path(
-    state: TextState, told: list[Array], path: Array, tau: Array
+    state: TextState, told: Array | None, path: Array, tau: Array
 ) -> Array | None:
     """Adds to the states those of the root and the accepted nodes, of all nodes' [B,
     drafts + 1, S D]."""
-    if state.states is None:
+    if state.states is None or told is None:
         return None
     nodes = jnp.pad(path, ((0, 0), (1, 0)))
     index = jnp.arange(nodes.shape[1])
@@ -160,7 +162,7 @@ def _states_of_path(
     return with_states(
         state.states,
         positions,
-        [jnp.take_along_axis(told[0], nodes[:, :, None], axis=1)],
+        jnp.take_along_axis(told, nodes[:, :, None], axis=1),
     )
 
 
@@ -207,7 +209,9 @@ def _walk_by_rule(
     return tau, path, log_next, truncated
 
 
-def _walk(tree: Tree, tokens: Array, choose: Callable) -> tuple[Array, Array, Any]:
+def _walk(
+    tree: Tree, tokens: Array, choose: Callable
+) -> tuple[Array, Array, ArrayTree]:
     """Goes down from the root while `choose` accepts a child: how many, the nodes
     [depth] on the way, and what `choose` said where it accepted none.
 

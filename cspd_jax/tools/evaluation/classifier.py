@@ -4,13 +4,14 @@ are used to compare images."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from chex import ArrayTree
 from tqdm import tqdm
 
 from cspd_jax.keys import seed_key
@@ -62,7 +63,7 @@ class Classifier(NamedTuple):
     """A trained classifier: its Flax module and its parameters."""
 
     network: Network
-    params: Any
+    params: ArrayTree
 
     def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Maps uint8 images [N, H, W, C] to predicted labels [N] and features [N,

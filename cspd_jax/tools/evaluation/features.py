@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from chex import ArrayTree
 from PIL import Image
 from tqdm import tqdm
 
@@ -112,7 +113,7 @@ class FeatureNetwork(NamedTuple):
     file that the parameters come from."""
 
     config: InceptionConfig
-    params: Any
+    params: ArrayTree
     sha256: str
 
     @property
@@ -137,7 +138,7 @@ def load_network(path: str | os.PathLike) -> FeatureNetwork:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _apply(config: InceptionConfig, how: str, params, images) -> Any:
+def _apply(config: InceptionConfig, how: str, params, images) -> ArrayTree:
     return Inception(config).apply({"params": params}, resize(images, how))
 
 

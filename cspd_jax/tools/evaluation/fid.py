@@ -214,7 +214,7 @@ def evaluate(
     network: FeatureNetwork,
     batch: int = 100,
     how: str = "tf1",
-) -> tuple[dict[str, Any], Statistics]:
+) -> tuple[dict[str, object], Statistics]:
     """Returns the report, and the statistics of the samples.
 
     Without `against` the report has no score except the Inception score. The distance
@@ -227,7 +227,7 @@ def evaluate(
             f"{against} was made by other weights or another --resize; make it again"
         )
     seen, found = look(samples, network, batch, how)
-    report: dict[str, Any] = {
+    report: dict[str, object] = {
         "samples": str(samples.path),
         "images": samples.count,
         "resize": how,

@@ -16,11 +16,10 @@ paths hardly depends on high noise levels, where an untrained draft is far off.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax.diffusion.gaussian import Gaussian, transition
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -41,7 +40,7 @@ _STEPS = 1
 _IMAGES = 16  # images on which acceptance is measured
 
 
-def learning(config: TrainConfig, target: tuple[MARModel, Any]) -> Learning:
+def learning(config: TrainConfig, target: tuple[MARModel, ArrayTree]) -> Learning:
     """Returns the `Learning` of a draft model, which learns the target's Gaussians on
     contexts from the data."""
     teacher, target_params = target
@@ -50,11 +49,11 @@ def learning(config: TrainConfig, target: tuple[MARModel, Any]) -> Learning:
 
     def loss(
         bucket: Bucket,
-        params: Any,
+        params: ArrayTree,
         key: Array,
         known: Array,
-        batch: Any,
-        target_params: Any,
+        batch: ArrayTree,
+        target_params: ArrayTree,
     ):
         tokens, labels, _ = batch
         draws = mar.draw(
@@ -76,10 +75,10 @@ def learning(config: TrainConfig, target: tuple[MARModel, Any]) -> Learning:
         )
         return both, both
 
-    step = mar.in_buckets(
-        config, loss, n_known, config.model.seq_len - 1, target_params
+    most = config.model.seq_len - 1
+    return Learning(
+        mar.batches(config), mar.in_buckets(config, loss, n_known, most, target_params)
     )
-    return Learning(mar.batches(config), step)
 
 
 def n_known(config: TrainConfig, step: int) -> int:
@@ -91,7 +90,7 @@ def n_known(config: TrainConfig, step: int) -> int:
 
 def gaussians(
     model: MARModel,
-    params: Any,
+    params: ArrayTree,
     tokens: Array,
     labels: Array,
     draws: Draws,
@@ -107,7 +106,9 @@ def gaussians(
     return eps, transition(c, x, eps, v)
 
 
-def measure(target: ImageModel, config: TrainConfig, params: Any) -> dict[str, float]:
+def measure(
+    target: ImageModel, config: TrainConfig, params: ArrayTree
+) -> dict[str, float]:
     """Generates some images by the target with the draft model. Returns the share of
     the drafts that are accepted."""
     draft = ImageModel("draft", MARModel(config.model), params)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.networks.sphere import SphereModel, full_forward, make_head
 from cspd_jax.training.config import RunConfig
@@ -25,7 +26,7 @@ def learning(config: RunConfig) -> Learning:
     """Returns the `Learning` of a causal image model, which learns the data."""
     model = SphereModel(config.model, jnp.dtype(config.dtype))
 
-    def loss(params: Any, key: Array, batch: Any) -> tuple[Array, Array]:
+    def loss(params: ArrayTree, key: Array, batch: ArrayTree) -> tuple[Array, Array]:
         tokens, labels, _ = batch
         of_labels, of_times, of_noise = jax.random.split(key, 3)
         dropped = jax.random.bernoulli(of_labels, LABEL_DROP, labels.shape)
@@ -41,7 +42,7 @@ def learning(config: RunConfig) -> Learning:
 
 def flow_objective(
     model: SphereModel,
-    params: Any,
+    params: ArrayTree,
     tokens: Array,
     labels: Array,
     dropped: Array,

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from chex import ArrayTree
 
 from cspd_jax.diffusion.gaussian import (
     Coefficients,
@@ -80,7 +81,7 @@ def learning(config: TrainConfig) -> Learning:
     model = MARModel(config.model, jnp.dtype(config.dtype))
 
     def loss(
-        bucket: Bucket, params: Any, key: Array, known: Array, batch: Any
+        bucket: Bucket, params: ArrayTree, key: Array, known: Array, batch: ArrayTree
     ) -> tuple[Array, Array]:
         tokens, labels, contents = batch
         draws = draw(key, tokens.shape, bucket, known, config.copies)
@@ -112,7 +113,11 @@ def batches(config: RunConfig) -> Callable[[int], Batch]:
 
 
 def in_buckets(
-    config: TrainConfig, loss: Callable, n_known: Callable, largest: int, *given: Any
+    config: TrainConfig,
+    loss: Callable,
+    n_known: Callable,
+    largest: int,
+    *given: ArrayTree,
 ) -> Callable:
     """Returns the step of a `Learning`. It is compiled once for each bucket, which is a
     range of the number of known tokens.
@@ -128,7 +133,9 @@ def in_buckets(
     width = -(-(largest + 1) // config.buckets)
     within = functools.cache(lambda bucket: functools.partial(loss, bucket))
 
-    def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Array]:
+    def step(
+        number: int, state: TrainState, batch: ArrayTree
+    ) -> tuple[TrainState, Array]:
         known = n_known(config, number)
         least = known // width * width
         bucket = Bucket(least, max(known, min(least + width - 1, largest)))
@@ -195,7 +202,7 @@ def focused(key: Array, draws: Draws, share: float) -> Draws:
 
 def contexts(
     model: MARModel,
-    params: Any,
+    params: ArrayTree,
     tokens: Array,
     labels: Array,
     draws: Draws,
@@ -222,7 +229,7 @@ def contexts(
 
 def denoised(
     model: MARModel,
-    params: Any,
+    params: ArrayTree,
     respacing: str,
     x0: Array,
     z: Array,
@@ -298,7 +305,7 @@ def mean_of_unknown(x: Array, draws: Draws) -> Array:
 
 def objective(
     model: MARModel,
-    params: Any,
+    params: ArrayTree,
     tokens: Array,
     labels: Array,
     draws: Draws,

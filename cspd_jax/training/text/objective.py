@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
@@ -40,7 +41,7 @@ class View(NamedTuple):
     weight: Array
 
 
-def learning(config: RunConfig, target: tuple[LM, Any] | None = None) -> Learning:
+def learning(config: RunConfig, target: tuple[LM, ArrayTree] | None = None) -> Learning:
     """Returns the `Learning` of a language model, which learns rows of text. With a
     target, the model learns the target's predictions on these rows. The loss is in bits
     per id."""
@@ -48,7 +49,7 @@ def learning(config: RunConfig, target: tuple[LM, Any] | None = None) -> Learnin
     teacher, target_params = target or (None, None)
 
     def loss(
-        params: Any, key: Array, rows: Array, target_params: Any
+        params: ArrayTree, key: Array, rows: Array, target_params: ArrayTree
     ) -> tuple[Array, Array]:
         shown = view(model, key, rows)
         logits = model.forward(params, shown.seen)
@@ -123,9 +124,9 @@ def _mean(view: View, nats: Array) -> Array:
 def measure(
     texts: Texts,
     model: LM,
-    params: Any,
+    params: ArrayTree,
     target: LM | None = None,
-    target_params: Any = None,
+    target_params: ArrayTree = None,
 ) -> dict[str, float]:
     """Measures a model q on adjacent rows of held-out text, and compares it with a
     target p if there is one. An incomplete last batch is left out. Returns:
@@ -145,10 +146,12 @@ def measure(
     rows = stream[: len(stream) // (count * length) * count * length].reshape(
         -1, count, length
     )
-    measured = lambda i, some: _measured(
-        model, params, target, target_params, seed_key(i), some
-    )
-    found = [measured(i, some.astype(np.int32)) for i, some in enumerate(rows)]
+    found = [
+        _measured(
+            model, params, target, target_params, seed_key(i), some.astype(np.int32)
+        )
+        for i, some in enumerate(rows)
+    ]
     return {
         name: round(float(np.mean([each[name] for each in found])), 4)
         for name in found[0]
@@ -158,9 +161,9 @@ def measure(
 @functools.partial(jax.jit, static_argnames=("model", "target"))
 def _measured(
     model: LM,
-    params: Any,
+    params: ArrayTree,
     target: LM | None,
-    target_params: Any,
+    target_params: ArrayTree,
     key: Array,
     rows: Array,
 ) -> dict[str, Array]:

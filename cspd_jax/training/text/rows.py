@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from chex import Array, ArrayTree
 from tqdm import tqdm
 
 from cspd_jax import text
@@ -27,7 +28,6 @@ from cspd_jax.parallel import first_alone
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.run import SAMPLES, run_key
 
-Array = jax.Array
 PART = 64  # rows that are generated in one batch
 PROMPT = 32  # ids from the data at the start of a continuation
 TEMPERATURE = 0.7  # the temperature of every second answer
@@ -45,13 +45,13 @@ class Taught(NamedTuple):
     states: [B, L, S D] the inputs of S chosen layers, side by side, in bfloat16.
     """
 
-    tokens: Any
-    given: Any
-    total: Any
-    hidden: Any
-    states: Any
+    tokens: Array
+    given: Array
+    total: Array
+    hidden: Array
+    states: Array
 
-    def rows(self, which: Any) -> Taught:
+    def rows(self, which: Array | slice) -> Taught:
         """Returns the rows with the indices `which` [N], as a `Taught` of N rows."""
         return Taught(*(array[which] for array in self))
 
@@ -63,7 +63,7 @@ class Taught(NamedTuple):
 
 
 def kept(
-    path: pathlib.Path, count: int, make: Callable[[int], Sequence[Any]]
+    path: pathlib.Path, count: int, make: Callable[[int], Sequence[Array]]
 ) -> list[np.ndarray]:
     """Returns arrays [N, ...] with at least `count` rows, from the file `path`. If the
     file does not exist, the rows are first made and written.
@@ -90,7 +90,11 @@ def kept(
 
 
 def continuations(
-    target: tuple[LM, Any], texts: Texts, count: int, path: pathlib.Path, seed: int
+    target: tuple[LM, ArrayTree],
+    texts: Texts,
+    count: int,
+    path: pathlib.Path,
+    seed: int,
 ) -> np.ndarray:
     """Returns rows [N, L], each of which begins with ids of the data and is continued
     by the target. They are stored in the file `path`."""
@@ -105,7 +109,7 @@ def continuations(
         stop_ids=(),
     )
 
-    def make(part: int) -> tuple[Any, ...]:
+    def make(part: int) -> Sequence[Array]:
         key = jax.random.fold_in(run_key(seed, SAMPLES), part)
         begun = Prompts(
             texts.batch(part, PART, seed=seed)[:, :PROMPT], np.full(PART, PROMPT)
@@ -116,7 +120,7 @@ def continuations(
 
 
 def answers(
-    target: tuple[LM, Any],
+    target: tuple[LM, ArrayTree],
     prompts: Sequence[Sequence[int]],
     length: int,
     count: int,
@@ -138,7 +142,7 @@ def answers(
         [np.pad(prompt, (0, max(lengths) - len(prompt))) for prompt in prompts]
     )
 
-    def make(part: int) -> tuple[Any, ...]:
+    def make(part: int) -> Sequence[Array]:
         turn, chosen = np.divmod(part * PART + np.arange(PART), len(prompts))
         key = jax.random.fold_in(run_key(seed, SAMPLES), part)
         given = lengths[chosen]
@@ -156,7 +160,7 @@ def answers(
 
 @functools.partial(jax.jit, static_argnames=("model", "entering"))
 def thoughts(
-    model: LM, params: Any, rows: Array, entering: tuple[int, ...]
+    model: LM, params: ArrayTree, rows: Array, entering: tuple[int, ...]
 ) -> tuple[Array, Array, Array]:
     """Returns the states of a model that reads rows [B, L]: the last three fields of
     `Taught`."""

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax import text
 from cspd_jax.check import UserError
-from cspd_jax.networks.eagle import Eagle, init_params
-from cspd_jax.networks.lm import LM
-from cspd_jax.networks.lm_config import EagleConfig, LMConfig, published_layers
+from cspd_jax.networks.eagle import Eagle, EagleConfig, init_params, published_layers
+from cspd_jax.networks.lm import LM, LMConfig
 from cspd_jax.training.config import HeadTrainConfig
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.run import INIT, MEASURE, Learning, descend, run_key
@@ -58,7 +58,9 @@ def learning(config: HeadTrainConfig, rows: Taught, given: Given) -> Learning:
         )
         return rows.rows(which)
 
-    def loss(params: Any, _: Array, batch: Taught, given: Given) -> tuple[Array, Array]:
+    def loss(
+        params: ArrayTree, _: Array, batch: Taught, given: Given
+    ) -> tuple[Array, Array]:
         log_p, there = wanted(given, batch)
         p = jnp.exp(log_p)
         place = jnp.arange(batch.tokens.shape[1])
@@ -99,7 +101,7 @@ def head_config(target: LMConfig, ids: int) -> EagleConfig:
     )
 
 
-def given_by(config: LMConfig, params: Any, ids: np.ndarray) -> Given:
+def given_by(config: LMConfig, params: ArrayTree, ids: np.ndarray) -> Given:
     """Returns the target's parameters that train a head with these ids [V]."""
     table = params["embed"]["embedding"]
     kernel = table[ids].T if config.tie_embeddings else params["head"]["kernel"][:, ids]
@@ -117,8 +119,8 @@ def frequent_ids(
 
 
 def first_params(
-    config: EagleConfig, target: Any, depth: int, given: Given, seed: int
-) -> dict[str, Any]:
+    config: EagleConfig, target: ArrayTree, depth: int, given: Given, seed: int
+) -> dict[str, ArrayTree]:
     """Returns the parameters with which the training of a head begins. They are copied
     from the target's last layer, its last norm and its logits. The matrix that joins
     the states of several layers begins as the identity for the highest layer's
@@ -148,7 +150,9 @@ def first_params(
     }
 
 
-def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> Array:
+def turns(
+    head: Eagle, params: ArrayTree, given: Given, rows: Taught, count: int
+) -> Array:
     """Returns logits [count, B, L, V] of the token after the next, one array for each
     turn. Each turn is given the states that the turn before it made.
 
@@ -198,8 +202,8 @@ def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
 
 def measure(
     config: HeadTrainConfig,
-    target: tuple[LM, Any],
-    params: Any,
+    target: tuple[LM, ArrayTree],
+    params: ArrayTree,
     prompts: Sequence[Sequence[int]],
 ) -> dict[str, float]:
     """Generates the target's answers to prompts at temperature 1, with drafts of the
