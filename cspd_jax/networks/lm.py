@@ -330,7 +330,8 @@ class Layer(nn.Module):
 class Pass(NamedTuple):
     """What a pass of a language model returns.
 
-    logits: [B, Q, V], or what is read from them.
+    logits: [B, ...] logits [B, Q, V], or [B, R, V] of the rows that were asked for, or
+        what is read from them.
     cache: with the tokens of the pass in it.
     states: [B, Q, S D] what entered the S layers asked for, side by side; None if none
         were.
