@@ -12,7 +12,6 @@ makes of them may have other dimensions.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import re
@@ -28,7 +27,7 @@ LINE = re.compile(
     r"^ *(?P<names>\w+(?:, \w+)*): (?:(?:bool|u?int\d*) )?\[(?P<shape>[^\]]*)\]",
     re.MULTILINE,
 )
-ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+ARRAYS = (jax.Array, np.ndarray)
 SYMBOL = re.compile(r"[A-Za-z_]\w*'?")
 
 
@@ -63,14 +62,12 @@ def fits(dimension: str, size: int, known: dict[str, int]) -> bool:
     return found in (size, None)
 
 
-def mismatch(
-    where: str, promised: Mapping[str, tuple[str, ...]], values: Mapping[str, Any]
-) -> str | None:
-    """Returns what is wrong with the arrays among the values, if something is."""
+def check(where: str, promised: Mapping[str, tuple[str, ...]], values: Any) -> None:
+    """Raises an AssertionError for arrays that do not have the shape promised."""
     known: dict[str, int] = {}
     # Symbols that stand alone are bound before sums and products of them.
-    simple = lambda item: sum(not SYMBOL.fullmatch(part) for part in item[1])
-    for name, shape in sorted(promised.items(), key=simple):
+    composed = lambda item: sum(not SYMBOL.fullmatch(part) for part in item[1])
+    for name, shape in sorted(promised.items(), key=composed):
         for array in jax.tree.leaves(values.get(name)):
             if not isinstance(array, ARRAYS):
                 continue
@@ -78,85 +75,57 @@ def mismatch(
             wanted = shape
             if "..." in shape:
                 at = shape.index("...")
-                behind = len(shape) - at - 1
-                wanted = (*shape[:at], *shape[at + 1 :])
-                sizes = (*sizes[:at], *sizes[max(at, len(sizes) - behind) :])
-            if len(sizes) != len(wanted) or not all(
+                wanted = shape[:at] + shape[at + 1 :]
+                sizes = sizes[:at] + sizes[max(at, len(sizes) - len(shape) + at + 1) :]
+            right = len(sizes) == len(wanted) and all(
                 fits(one, size, known) for one, size in zip(wanted, sizes)
-            ):
-                return (
-                    f"{where}: {name} is {list(array.shape)} and not"
-                    f" [{', '.join(shape)}], with {known}"
-                )
-    return None
+            )
+            assert right, f"{where}: {name} is {array.shape} and not {shape}: {known}"
 
 
-def check(where: str, promised: Mapping[str, tuple[str, ...]], values: Any) -> None:
-    found = mismatch(where, promised, values)
-    assert found is None, found
+def looking(make: Callable, doc: str, where: str, always: bool) -> Callable:
+    """Returns a function, or what makes a record, which looks at its arguments first;
+    always, or where the package calls it."""
+    promised = shapes_in(doc)
+    signature = inspect.signature(make)
 
-
-def checked(function: Callable, where: str) -> Callable:
-    """Returns the function, which looks at its arguments first."""
-    promised = shapes_in(function.__doc__)
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
+    @functools.wraps(make)
     def call(*args: Any, **kwargs: Any) -> Any:
-        check(where, promised, signature.bind(*args, **kwargs).arguments)
-        return function(*args, **kwargs)
+        if always or sys._getframe(1).f_globals["__name__"].startswith("cspd_jax"):
+            check(where, promised, signature.bind(*args, **kwargs).arguments)
+        return make(*args, **kwargs)
 
     return call
 
 
-def check_record(cls: type, where: str) -> None:
-    """Has a record look at its fields where the package itself makes it."""
-    promised = shapes_in(cls.__doc__)
-    maker = "__init__" if dataclasses.is_dataclass(cls) else "__new__"
-    make = getattr(cls, maker)
-    signature = inspect.signature(make)
-
-    @functools.wraps(make)
-    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if sys._getframe(1).f_globals["__name__"].startswith("cspd_jax"):
-            check(where, promised, signature.bind(self, *args, **kwargs).arguments)
-        return make(self, *args, **kwargs)
-
-    setattr(cls, maker, made)
+def check_class(cls: type, where: str) -> None:
+    """Checks what is promised of a record, where the package makes it by name, and of
+    the methods of a class."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, types.FunctionType) and shapes_in(method.__doc__):
+            setattr(cls, name, looking(method, method.__doc__, f"{where}.{name}", True))
+    if shapes_in(cls.__doc__):
+        maker = "__new__" if hasattr(cls, "_fields") else "__init__"
+        made = looking(getattr(cls, maker), cls.__doc__, where, False)
+        setattr(cls, maker, made)
 
 
-def is_record(value: Any) -> bool:
-    return isinstance(value, type) and (
-        hasattr(value, "_fields") or dataclasses.is_dataclass(value)
-    )
-
-
-def check_package() -> list[str]:
-    """Checks from now on the records and functions of all modules of the package that
-    are imported; returns their names."""
-    modules = [m for name, m in list(sys.modules.items()) if m is not None]
-    replaced: dict[int, tuple[Any, Any]] = {}
-    names = []
+def check_package() -> None:
+    """Checks from now on what the modules of the package that are imported promise."""
+    modules = [module for module in sys.modules.values() if module is not None]
+    replaced = {}
     for module in modules:
         if not getattr(module, "__name__", "").startswith("cspd_jax"):
             continue
         for name, value in list(vars(module).items()):
+            where = f"{module.__name__}.{name}"
             if getattr(value, "__module__", None) != module.__name__:
                 continue
-            where = f"{module.__name__}.{name}"
-            if is_record(value) and shapes_in(value.__doc__):
-                check_record(value, where)
-                names.append(where)
-            methods = vars(value).items() if isinstance(value, type) else ()
-            for own, method in list(methods):
-                if isinstance(method, types.FunctionType) and shapes_in(method.__doc__):
-                    setattr(value, own, checked(method, f"{where}.{own}"))
-                    names.append(f"{where}.{own}")
-            if isinstance(value, types.FunctionType) and shapes_in(value.__doc__):
-                replaced[id(value)] = value, checked(value, where)
-                names.append(where)
+            if isinstance(value, type):
+                check_class(value, where)
+            elif isinstance(value, types.FunctionType) and shapes_in(value.__doc__):
+                replaced[value] = looking(value, value.__doc__, where, True)
     for module in modules:
         for name, value in list(vars(module).items()):
-            if id(value) in replaced and replaced[id(value)][0] is value:
-                setattr(module, name, replaced[id(value)][1])
-    return names
+            if isinstance(value, types.FunctionType) and value in replaced:
+                setattr(module, name, replaced[value])
