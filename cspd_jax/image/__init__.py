@@ -1,11 +1,18 @@
-"""Images from models of continuous tokens.
+"""Image generation with models of continuous tokens.
 
-`generate` makes them in one call, and `stream` step by step. `prepare` returns what
-`generate` would make, as a `Batch` for your own `jit`, and `resolve` how, as a
-`Recipe`. The algorithms know models by `protocol` only: `sampler` (the reference),
-`chain` (speculation along the denoising steps of a token), `rounds` (over AR steps),
-`coupled` (which keeps what it drafted), `paper` and `released` (the published criterion
-and runner, lossy) and `lossy` (shortcuts of the plain sampler).
+`generate` makes images in one call, and `stream` yields them step by step. `prepare`
+returns the images that `generate` would make as a `Batch`, for your own `jit`.
+`resolve` returns how images are made, as a `Recipe`.
+
+The algorithms use a model only through the interface in `protocol`:
+
+- `sampler` is the plain sampler, and the reference for the other algorithms.
+- `chain` speculates along the denoising steps of a token.
+- `rounds` speculates over AR steps.
+- `coupled` speculates over AR steps, too, and keeps the drafts behind a rejected one.
+- `paper` is the published criterion, and `released` the published runner; both are
+  lossy.
+- `lossy` has lossy shortcuts of the plain sampler.
 """
 
 from cspd_jax.image.chain import ChainSpeculation

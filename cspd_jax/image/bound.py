@@ -1,5 +1,5 @@
-"""A network bound to a batch of images: its parameters, the orders, and what all of its
-calls share."""
+"""A network bound to a batch of images: its parameters, the orders of the tokens, and
+the features that all network calls share."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BoundModel:
-    """A network with what stays the same during a generation. B' is B, or 2B with
-    guidance, the conditional half first.
+    """A network with the values that stay the same during a generation. B' is B, or 2B
+    with guidance: first the conditional half, then the unconditional half.
 
-    network: static.
-    params: pytree of arrays.
-    recipe: how images are made.
-    keys: [B]
-    order: [B', L] positions in the order in which they are generated.
-    class_embedding: [B', De]
-    time: [T, ...] features of the timesteps.
-    noise: as of `Batch`.
-    given: known tokens, with which the order begins; None where nothing is.
+    network: the network (static).
+    params: the parameters, a pytree of arrays.
+    recipe: how the images are made.
+    keys: [B] the key of each image.
+    order: [B', L] the positions of the tokens, in the order in which they are generated
+        (the reveal order).
+    class_embedding: [B', De] the embedding of each row's class, or of "no class".
+    time: [T, ...] the features of the timesteps.
+    noise: the same as in `Batch`.
+    given: the known tokens, which come first in the order; None if there are none.
     """
 
     network: TokenModel = dataclasses.field(metadata={"static": True})
@@ -53,12 +54,13 @@ class BoundModel:
 
     @property
     def halves(self) -> int:
-        """Rows of a network per token: 2 with guidance."""
+        """The number of rows that a network call has for each token: 2 with guidance,
+        else 1."""
         return 1 + self.recipe.guided
 
     @property
     def steps(self) -> int:
-        """T"""
+        """T, the number of denoising steps."""
         return sampling_schedule(self.recipe.respacing).num_steps
 
     @property
@@ -66,8 +68,8 @@ class BoundModel:
         return float_type(self.network)
 
     def chains(self, z: Array, scale: Array | float | None) -> Chains:
-        """Returns the chains of tokens with contexts z [R, D], guided by `scale` if
-        there is guidance."""
+        """Returns the denoising chains of tokens with contexts z [R, D] ([2R, D] with
+        guidance). Without guidance `scale` is ignored."""
         return Chains(
             self.network,
             self.params,
@@ -80,7 +82,8 @@ class BoundModel:
         )
 
     def chain_noise(self, positions: Array) -> Array:
-        """Draws noise [T + 1, R, d] of the chains at `positions` [B, G], R = B G."""
+        """Draws the noise [T + 1, R, d] of plain chains at `positions` [B, G], where R
+        is B G."""
         if self.noise is None:
             noise = chain_noise(
                 self.keys, positions, self.steps, self.network.token_dim
@@ -92,7 +95,8 @@ class BoundModel:
         return noise.reshape(self.steps + 1, positions.size, -1).astype(self.dtype)
 
     def chain_ends(self, positions: Array) -> Array:
-        """Draws x_T [R, d] of the speculated chains at `positions` [B, G], R = B G."""
+        """Draws x_T [R, d] of speculated chains at `positions` [B, G], where R is B
+        G."""
         if self.noise is None:
             x = chain_ends(self.keys, positions, self.network.token_dim)
         else:
@@ -102,13 +106,17 @@ class BoundModel:
         return x.reshape(positions.size, -1).astype(self.dtype)
 
     def window_keys(self, positions: Array, keys: Array | None = None) -> Array:
-        """Returns keys [R] of all that is random after x_T of the speculated chains at
-        `positions` [B, G]. keys: [B] in place of `self.keys`."""
+        """Returns the keys [R] with which speculated chains draw everything after x_T.
+
+        positions: [B, G] the positions of the tokens; R is B G.
+        keys: [B] the keys of the images; None takes those of the bound model.
+        """
         return window_keys(self.keys if keys is None else keys, positions).reshape(-1)
 
 
 def bind(batch: Batch) -> BoundModel:
-    """Draws the orders and prepares what all calls share."""
+    """Draws the order of each image, and computes the features that all network calls
+    share."""
     network = batch.network
     recipe = batch.recipe
     labels = batch.labels
@@ -146,11 +154,16 @@ def embed_time(network: TokenModel, params: Any, respacing: str) -> Array:
 
 
 def float_type(network: TokenModel) -> Any:
-    """Returns what tokens, noise and densities are computed in: float32, unless the
-    network has more."""
+    """Returns the type of tokens, noise and densities: float32, or the network's own
+    type if that is more precise."""
     return jnp.promote_types(getattr(network, "dtype", jnp.float32), jnp.float32)
 
 
 def by_position(tokens: Array, order: Array) -> Array:
-    """Returns what is in the order of generation, [B, L, ...], by position."""
+    """Rearranges tokens from reveal order to the order of their positions. For example,
+    the tokens a, b, c with the order 2, 0, 1 become b, c, a.
+
+    tokens: [B, L, ...] the tokens in reveal order.
+    order: [B, L] the position of each token.
+    """
     return jax.vmap(lambda a, index: a[index])(tokens, jnp.argsort(order, axis=1))

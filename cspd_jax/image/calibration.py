@@ -1,14 +1,15 @@
 """Fits the noise-corrected drafter to the model's own chains.
 
-A few images are generated in a few AR steps, so that contexts of every fullness occur,
-and what the head predicted along each chain is kept. The gains of step t are the
-least-squares coefficients of the change of x_0-hat on the deviation x_{t-1} - mean and
-on f times it, over all tokens and coordinates.
+The calibration generates a few images in a few AR steps, so that contexts with few and
+with many known tokens occur. It records the head's predictions along each chain. A
+regression over all tokens and coordinates gives the gains of step t: the least-squares
+coefficients with which the deviation x_{t-1} - mean, and f times this deviation,
+explain the change of x_0-hat.
 
-Gains depend on the respacing, the guidance and the temperature, so each combination has
-its own file in the checkpoint folder (`cspd-jax calibrate` writes them); without one
-they are fitted in the call. Gains change how many head calls speculation takes and
-nothing else: foreign gains are slower, never wrong.
+Gains depend on the respacing, the guidance and the temperature. So each combination has
+a file of its own in the checkpoint folder, which `cspd-jax calibrate` writes. Without a
+file the gains are fitted when images are prepared. Gains only change the number of head
+calls that speculation takes. Gains of another model make it slower, never wrong.
 """
 
 from __future__ import annotations
@@ -36,19 +37,20 @@ from cspd_jax.models import ImageModel
 
 Array = jax.Array
 
-FOLDER = "gains"  # within a checkpoint folder
-CHAINS = 512  # that are run, roughly: enough for two gains per step
-_SEED = 0  # always the same key: the same model has the same gains
+FOLDER = "gains"  # the folder of the gains within a checkpoint folder
+CHAINS = 512  # about as many chains are run, which is enough for two gains per step
+_SEED = 0  # the seed is always the same, so that a model always gets the same gains
 _AR_STEPS = 8
-_SPARE = 1.25  # x_0-hat is drafted within the range of the tokens seen, and some more
+_SPARE = 1.25  # the limit of x_0-hat, as a multiple of the largest generated value
 _FITTED: weakref.WeakKeyDictionary[ImageModel, dict[str, NoiseCorrected]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def calibrated(model: ImageModel, draft: ImageModel | None, recipe: Recipe) -> Recipe:
-    """Returns the recipe with the drafters that were fitted to the model and to the
-    draft model; as it is where nothing is speculated along the chains."""
+    """Returns the recipe with drafters of denoising steps that were fitted to the model
+    and to the draft model. Without speculation along the chains the recipe stays as it
+    is."""
     if recipe.chain is None:
         return recipe
     own = drafter_for(model, recipe)
@@ -57,8 +59,8 @@ def calibrated(model: ImageModel, draft: ImageModel | None, recipe: Recipe) -> R
 
 
 def drafter_for(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
-    """Returns the drafter for this recipe: read where it lies beside the checkpoint,
-    else fitted, once."""
+    """Returns the model's drafter for this recipe. It is read from the checkpoint
+    folder if its file exists. If not, it is fitted once and then kept in memory."""
     path = file_of(model, recipe)
     if path is not None and path.exists():
         return read(path)
@@ -70,18 +72,19 @@ def drafter_for(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
 
 
 def measure(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
-    """Fits the drafter on images of the model's first classes; UserError where they are
-    not finite.
+    """Fits the drafter on images of the model's first classes. Raises a UserError if
+    the result is not finite.
 
-    Of the recipe only what the gains depend on is used: respacing, guidance and
-    temperature.
+    The function takes from the recipe only what the gains depend on: the respacing, the
+    guidance and the temperature.
     """
     network = model.network
     length = network.seq_len
     images = max(1, CHAINS // length)
     order = recipe.order if isinstance(recipe.order, Raster) else Random()
     groups = order.groups(length, min(_AR_STEPS, length))
-    # The first token of many.
+    # A first token that the two halves draw apart would need a segment of its own. The
+    # fit uses many tokens and can do without this guidance.
     schedule = "linear" if recipe.separate_first else recipe.cfg_schedule
     few = dataclasses.replace(
         recipe,
@@ -107,7 +110,7 @@ def measure(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
 
 @jax.jit
 def calibrate(batch: Batch) -> NoiseCorrected:
-    """Fits the drafter on images."""
+    """Generates the images of a batch, and fits the drafter to their chains."""
     bound = bind(batch)
     length = batch.network.seq_len
     ((segment, groups),) = sampler.plan_segments(length, batch.recipe)
@@ -124,8 +127,9 @@ def calibrate(batch: Batch) -> NoiseCorrected:
 def record_chains(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Runs plain chains of tokens [B, G]: x_0 [B, G, d]; by step [T, B, G, d] x_0-hat,
-    v, x_{t-1} - mean; and which are used."""
+    """Runs the plain chains of tokens [B, G]. Returns x_0 [B, G, d], and a record of
+    the chains: x_0-hat, v and x_{t-1} - mean for each step, each [T, B, G, d], and the
+    mask `used`."""
     noise = bound.chain_noise(positions)
     chains = sampler.group_chains(bound, z, scale)
     shape = (*positions.shape, noise.shape[-1])
@@ -151,15 +155,19 @@ def record_chains(
 def fit(
     x0: Array, v: Array, deviation: Array, used: Array, limit: Array
 ) -> NoiseCorrected:
-    """Fits the gains to chains: x0, v, deviation [T, ..., d] by step, `used` broadcasts
-    to their [...]."""
+    """Fits the gains to recorded chains.
+
+    x0, v, deviation: [T, ..., d] x_0-hat, v and x_{t-1} - mean at each step.
+    used: a mask of the chains that count, which broadcasts to their shape [...].
+    limit: the largest absolute value of x_0-hat.
+    """
     steps = x0.shape[0]
     dim = x0.shape[-1]
     used = jnp.broadcast_to(used, x0.shape[1:-1]).reshape(-1, 1).astype(x0.dtype)
     x0, v, deviation = (a.reshape(steps, -1, dim) for a in (x0, v, deviation))
     x0 = jnp.clip(x0, -limit, limit)
     typical = jnp.sum(used * v, axis=1) / jnp.sum(used)
-    # Entry t: from x_{t+1} to x_t.
+    # Entry t is the change of x_0-hat from x_{t+1} to x_t.
     change = jnp.concatenate([jnp.zeros_like(x0[:1]), x0[:-1] - x0[1:]])
     by_f = (v + 1) / 2 * deviation
 
@@ -171,15 +179,16 @@ def fit(
     bb = moment(by_f, by_f)
     ac = moment(deviation, change)
     bc = moment(by_f, change)
-    bb = bb + 1e-4 * aa  # v may be the same everywhere: then all goes to the plain gain
+    # If v is the same everywhere, this makes `gain` explain the whole change.
+    bb = bb + 1e-4 * aa
     determinant = aa * bb - ab**2
     solvable = determinant > 1e-12 * aa * bb
     safe = jnp.where(solvable, determinant, 1.0)
     gain = jnp.where(solvable, (bb * ac - ab * bc) / safe, 0.0)
     gain_f = jnp.where(solvable, (aa * bc - ab * ac) / safe, 0.0)
     start = jnp.sum(used * x0[-1], axis=0) / jnp.sum(used)
-    # A step whose sums are too large goes without a gain; what else is not finite is
-    # refused (`measure`).
+    # A step whose sums are too large has no gain. `measure` refuses other numbers that
+    # are not finite.
     gain, gain_f = (
         jnp.nan_to_num(a.at[0].set(0.0), nan=0.0, posinf=0.0, neginf=0.0)
         for a in (gain, gain_f)
@@ -188,7 +197,8 @@ def fit(
 
 
 def file_name(recipe: Recipe) -> str:
-    """Returns the name of the file that has the gains for this recipe."""
+    """Returns the name of the file with the gains for this recipe, for example
+    "100-cfg3-linear-t1.npz"."""
     guidance = (
         f"-cfg{float(np.mean(recipe.cfg)):g}-{recipe.cfg_schedule}"
         if recipe.guided
@@ -199,19 +209,19 @@ def file_name(recipe: Recipe) -> str:
 
 
 def file_of(model: ImageModel, recipe: Recipe) -> Path | None:
-    """Returns where the gains for this recipe lie beside the checkpoint; None without a
-    checkpoint."""
+    """Returns the path of the file with the gains for this recipe, in the checkpoint
+    folder. It is None for a model without a folder."""
     return model.folder / FOLDER / file_name(recipe) if model.folder else None
 
 
 def write(path: Path, drafter: NoiseCorrected) -> None:
-    """Writes the drafter beside the checkpoint."""
+    """Writes the drafter to a file, and makes the file's folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_arrays(path, **drafter._asdict())
 
 
 def read(path: Path) -> NoiseCorrected:
-    """Reads the drafter in a file."""
+    """Reads a drafter from a file."""
     with np.load(path) as stored:
         return NoiseCorrected(
             **{name: jnp.asarray(stored[name]) for name in NoiseCorrected._fields}

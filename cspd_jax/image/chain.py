@@ -1,16 +1,16 @@
-"""Speculation along a token's denoising chain: the same distribution in a fraction of
-the sequential calls.
+"""Speculation along a token's denoising chain. It draws from the same distribution as
+the plain chain, with a fraction of the sequential head calls.
 
-From the state x_i a drafter draws the next M states without the network. One head call
-on those M states gives the target's Gaussians there. The M transitions are verified as
-one block (`coupling.block`): some first ones are kept, and the state after them is
-drawn from the block's residual, so what is committed has exactly the target's
-distribution. Rows advance independently; when half of many are finished, they are left
-out of the calls.
+From the state x_i a drafter draws a window of the next M states, without calling the
+network. One head call then computes the target's Gaussians of the M transitions. The
+transitions are verified as one block (`coupling.block`): the first ones are kept, and
+the state after them is drawn from the block's residual. So the committed states have
+exactly the target's distribution. Chains advance independently of one another. When
+half of many chains are finished, later head calls leave the finished ones out.
 
-How many drafts are kept depends on drafts that are dropped. So nothing random is used
-twice: noise and coins of a call belong to the number of steps that were left before it,
-which falls with every call.
+The number of kept drafts depends on drafts that are dropped, so no random number may be
+used twice. The noise and the coins of a head call are drawn with keys for the number of
+steps that are left before the call. This number falls with every call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Array = jax.Array
 @documented
 @dataclasses.dataclass(frozen=True)
 class ChainSpeculation:
-    """How denoising steps are drafted."""
+    """How denoising steps are drafted and verified."""
 
     window: int = option(
         16, "steps drafted in a head call (default: 16)", flags=("--window",), type=int
@@ -63,17 +63,20 @@ class ChainSpeculation:
             )
 
     def call_keys(self, keys: Array, left: Array) -> Array:
-        """Returns keys [R] of a head call, from those of the chains and the steps that
-        are left: how many drafts are kept depends on drafts that are dropped, so no
-        call uses the numbers of another."""
+        """Returns keys [R] for one head call. They depend on the steps that are left,
+        so every head call has its own random numbers.
+
+        keys: [R] the key of each chain.
+        left: [R] the steps that are left of each chain.
+        """
         return jax.vmap(jax.random.fold_in)(keys, left)
 
     def verify_steps(
         self, inputs: ChainInputs, draft: ChainDraft, p: Gaussian, keys: Array
     ) -> VerifiedBlock:
-        """Says how many drafts of each row [R] are kept, and which state follows
-        them."""
-        # Without noise there is nothing to test.
+        """Verifies the drafts of each row as one block. Returns the results of the R
+        blocks as arrays [R, ...]."""
+        # A step without noise is no draw, and is not tested.
         tested = draft.valid & (inputs.chains.final_noise | (draft.steps > 0))
         coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
         return jax.vmap(self.verify, (0, 1, 1, 1, 1))(
@@ -81,8 +84,15 @@ class ChainSpeculation:
         )
 
     def sizes(self, chains: int, halves: int) -> list[int]:
-        """Returns for how many chains calls are compiled: for all of them, and for half
-        as many where a call is still large; `halves` is 2 with guidance."""
+        """Returns the numbers of chains for which a head call is compiled: first all
+        chains, then half as many each time that the last call is still large. There are
+        at most three numbers.
+
+        For example, 64 chains with a window of 16 and no guidance have calls of 1024
+        and 512 rows, which are large (above 300). The sizes are [64, 32, 16].
+
+        halves: 2 with guidance, else 1.
+        """
         sizes = [chains]
         while len(sizes) < _SIZES and sizes[-1] * self.window * halves > self.large:
             sizes.append(-(-sizes[-1] // 2))
@@ -90,11 +100,11 @@ class ChainSpeculation:
 
 
 class ChainState(NamedTuple):
-    """R chains on their way.
+    """The states of R chains.
 
-    left: [R] steps that are left; x is x_left.
-    x: [R, d]
-    guess: what the drafter thinks that the head predicts at x.
+    left: [R] the number of steps that are left.
+    x: [R, d] the newest state x_left.
+    guess: [R, d] the drafter's guess of the head's prediction at x.
     """
 
     left: Array
@@ -103,13 +113,18 @@ class ChainState(NamedTuple):
 
 
 class ChainDraft(NamedTuple):
-    """M drafted transitions.
+    """A window of M drafted transitions, for each of R rows. Step t is the transition
+    from x_{t+1} to x_t.
 
-    steps: [M, R] the step of each; rows with fewer than M steps left repeat step 0.
-    before: [M, R, d] the state it starts from.
-    after: [M, R, d] the state it was drawn to.
-    q: the distribution it was drawn from.
-    valid: [M, R] false where a step 0 is repeated.
+    With M = 4, a row that has 2 steps left drafts the steps 1, 0, 0, 0, and its entries
+    of `valid` are True, True, False, False.
+
+    steps: [M, R] the step of each transition. A row with fewer than M steps left
+        repeats step 0.
+    before: [M, R, d] the state from which the transition starts.
+    after: [M, R, d] the state that was drawn.
+    q: [M, R, d] the distribution from which it was drawn.
+    valid: [M, R] false where step 0 is repeated.
     """
 
     steps: Array
@@ -120,11 +135,11 @@ class ChainDraft(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """The transitions that a head call settled.
+    """The transitions that were committed after one head call.
 
-    steps: [M, R] the step of each; T where nothing is settled.
-    states: [M, R, d] the states after them.
-    laws: [M, R, d] what they were drawn from.
+    steps: [M, R] the step of each transition; T for a transition that is not committed.
+    states: [M, R, d] the state after the transition.
+    laws: [M, R, d] the target's law of the transition.
     """
 
     steps: Array
@@ -132,22 +147,23 @@ class Committed(NamedTuple):
     laws: Gaussian
 
     def into(self, path: Array, lanes: Array) -> Array:
-        """Writes them into the rows `lanes` [R] of a path [T, ...]; what lies past its
-        end is dropped."""
+        """Writes the transitions into the rows `lanes` [R] of a path [T, ...]. Step T
+        lies past the end of the path, and is dropped."""
         values = jnp.concatenate([self.states, *self.laws], axis=-1).astype(path.dtype)
         return path.at[self.steps, lanes].set(values, mode="drop")
 
 
 class ChainInputs(NamedTuple):
-    """What stays the same along the chains.
+    """The values that stay the same along the chains. Only some of the chains may be
+    rows of a head call: those that are not finished.
 
-    chains: of all rows.
-    network: (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v), one call for these of
-        all chains.
-    drafter: draws the drafts.
-    speculation: how.
-    keys: [R] of the rows here.
-    lanes: [R] the chains that are rows here.
+    chains: all chains.
+    network: the head call (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v) for the
+        chains `lanes`.
+    drafter: the drafter of denoising steps.
+    speculation: the options of the speculation.
+    keys: [R] the key of each row.
+    lanes: [R] the number of the chain in each row.
     """
 
     chains: Chains
@@ -159,7 +175,7 @@ class ChainInputs(NamedTuple):
 
     @property
     def log_scale(self) -> Array:
-        """Returns what the temperature adds to log variances."""
+        """The number that the temperature adds to every log variance."""
         return 2 * jnp.log(jnp.asarray(self.chains.temperature, self.chains.c.h.dtype))
 
 
@@ -170,11 +186,15 @@ def speculate_chain(
     drafter: ChainDrafter,
     speculation: ChainSpeculation,
 ) -> tuple[Array, Counts]:
-    """Does what `sample_chain` does, with the same distribution and fewer head calls in
-    sequence, which leave finished rows out, in at most three sizes. Returns x_0 [R, d].
+    """Draws x_0 [R, d] from the same distribution as `sample_chain`, with fewer head
+    calls one after the other. Returns x_0 and the counts.
 
-    keys: [R] of all that is random.
-    begun: where the chains are; nothing is drawn where no step is left.
+    Head calls leave finished chains out. They are compiled for at most three numbers of
+    chains (`ChainSpeculation.sizes`).
+
+    keys: [R] the key of each chain, for all its random numbers.
+    begun: the states from which the chains go on. A chain with no steps left stays as
+        it is.
     """
     chain, _, counts = _speculate(chains, keys, begun, drafter, speculation, False)
     return chain.x, counts
@@ -187,8 +207,8 @@ def speculate_path(
     drafter: ChainDrafter,
     speculation: ChainSpeculation,
 ) -> tuple[Path, Counts]:
-    """Does what `speculate_chain` does, and returns the states on the way and what they
-    were drawn from."""
+    """Does the same as `speculate_chain`, but returns the whole paths: the states on
+    the way, and the laws from which they were drawn."""
     chain, path, counts = _speculate(chains, keys, begun, drafter, speculation, True)
     states, *law = jnp.split(path, 3, axis=-1)
     return Path(chain.x, states, Gaussian(*law)), counts
@@ -202,8 +222,9 @@ def _speculate(
     speculation: ChainSpeculation,
     record: bool,
 ) -> tuple[ChainState, Array, Counts]:
-    """Returns finished chains and their path [T, R, 3 d]: of each step the state, and
-    mean and log variance of what drew it; no numbers at all unless it is recorded."""
+    """Returns the finished chains, their paths and their counts. The paths [T, R, 3 d]
+    hold for each step the state, and the mean and the log variance of its law, side by
+    side. Unless `record` is set, they are empty: [T, R, 0]."""
     rows, dim = begun.x.shape
     inputs = chain_inputs(chains, keys, drafter, speculation)
     path = jnp.zeros((chains.steps, rows, 3 * dim * record), begun.x.dtype)
@@ -216,8 +237,11 @@ def _speculate(
 
 
 def not_begun(drafter: ChainDrafter, x: Array, left: Array) -> ChainState:
-    """Returns chains before their first head call, at x_T = x [R, d]; `left` [R] is T,
-    or 0 where nothing is wanted."""
+    """Returns the states of R chains before their first head call.
+
+    x: [R, d] the noise x_T.
+    left: [R] the number of steps: T, or 0 for a chain that is not wanted.
+    """
     return ChainState(left, x, drafter.start(x))
 
 
@@ -227,7 +251,7 @@ def chain_inputs(
     drafter: ChainDrafter,
     speculation: ChainSpeculation,
 ) -> ChainInputs:
-    """Returns what stays the same along the chains."""
+    """Returns the inputs with which every chain is a row of the head calls."""
     rows = len(keys)
     network = network_of_steps(chains, rows)
     return ChainInputs(
@@ -243,8 +267,8 @@ def speculate_packed(
     size: int,
     fewer: int,
 ) -> tuple[ChainState, Array, Counts]:
-    """Goes on until no more than `fewer` chains are unfinished. Now no more than `size`
-    are, and calls have rows for that many."""
+    """Makes head calls for `size` chains each, until at most `fewer` chains are
+    unfinished. At most `size` chains may be unfinished at the beginning."""
     if size == len(chain.x):
         return speculate_until(inputs, chain, path, counts, fewer)
     lanes = jnp.argsort(chain.left == 0, stable=True)[:size]
@@ -259,7 +283,7 @@ def speculate_packed(
 def speculate_until(
     inputs: ChainInputs, chain: ChainState, path: Array, counts: Counts, fewer: int
 ) -> tuple[ChainState, Array, Counts]:
-    """Makes head calls until no more than `fewer` of the rows are unfinished."""
+    """Makes head calls until at most `fewer` of the rows are unfinished."""
 
     def call(
         carry: tuple[ChainState, Array, Counts],
@@ -278,7 +302,8 @@ def speculate_until(
 def speculate_once(
     inputs: ChainInputs, chain: ChainState
 ) -> tuple[ChainState, Committed, Counts]:
-    """Drafts a window of every row, verifies it, and commits what is kept."""
+    """Drafts a window for every row, verifies it with one head call, and commits the
+    transitions that are kept."""
     keys = inputs.speculation.call_keys(inputs.keys, chain.left)
     draft = draft_steps(inputs, chain, keys)
     p, predicted = target_laws(inputs, draft)
@@ -287,7 +312,8 @@ def speculate_once(
 
 
 def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array) -> ChainDraft:
-    """Draws the next states of every row from the drafter's distribution."""
+    """Draws the next M states of every row from the drafter's distributions, where M is
+    the window."""
     length = inputs.speculation.window
     c = inputs.chains.c
     ahead = jnp.arange(length)[:, None]
@@ -319,8 +345,9 @@ def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array) -> ChainDra
 
 
 def target_laws(inputs: ChainInputs, draft: ChainDraft) -> tuple[Gaussian, Prediction]:
-    """Returns the target's distribution of each drafted transition, and the head's
-    prediction at the states that they start from: one head call."""
+    """Makes one head call on the states from which the drafted transitions start.
+    Returns the target's distribution of each transition, and the head's predictions.
+    """
     c = at_steps(inputs.chains.c, draft.steps)
     eps, v = inputs.network(draft.steps, inputs.lanes, draft.before)
     predicted = Prediction(predicted_x0(c, draft.before, eps), v)
@@ -336,8 +363,14 @@ def commit(
     predicted: Prediction,
     block: VerifiedBlock,
 ) -> tuple[ChainState, Committed, Counts]:
-    """Keeps the first drafts and the state after them, and guesses anew. Where all are
-    kept, a last step without noise follows, if the window has it."""
+    """Commits the kept drafts and the state after them, and asks the drafter for a new
+    guess. If all drafts are kept and the chain ends with a step without noise, this
+    last step is committed as the mean of the target's law.
+
+    Say M is 4, and a row has 10 steps left, so that x_9, x_8, x_7 and x_6 are drafted.
+    If the block keeps 2 drafts, x_9 and x_8 stay, x_7 comes from the residual, and 7
+    steps are left. If it keeps all 4, then 6 steps are left.
+    """
     length, rows = draft.steps.shape
     active = chain.left > 0
     end = jnp.minimum(length, chain.left)
@@ -374,36 +407,35 @@ def commit(
 
 
 def where_row(chosen: Array, new: Array, old: Array) -> Array:
-    """Takes arrays [R, ...] from `new` in the rows [R] that are chosen, from `old` in
-    the others."""
+    """Returns an array [R, ...] with the chosen rows of `new`, and with the remaining
+    rows of `old`."""
     return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def no_counts(chains: int) -> Counts:
-    """Returns the counts of chains before the first call. A round is a call of the
-    head; its rows are twice as many with guidance."""
+    """Returns the counts of chains before the first head call. Along a chain a round is
+    a head call. With guidance a head call has twice as many rows."""
     none = jnp.zeros(chains, jnp.int32)
     head = Calls(jnp.int32(0), jnp.int32(0))
     return Counts(none, none, none, none, {"head": head})
 
 
-# Modulations of all steps are made in one matrix product and kept, unless that takes
-# more numbers than this.
+# The modulations of all steps are made at once and kept if they have at most this many
+# numbers.
 _KEPT = 2**25
 
-# Calls are compiled for up to this many numbers of chains.
+# A head call is compiled for at most this many different numbers of chains.
 _SIZES = 3
 
-# The modulations of a head call have at most this many numbers; a larger call is made
-# in chunks.
+# A head call whose modulations would have more numbers than this is made in chunks.
 _TOGETHER = 2**28
 
 
 def network_of_steps(
     chains: Chains, rows: int
 ) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
-    """Returns the function (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v) [M, R, d]
-    in one call of the network, for R of the chains, whose number is `rows`."""
+    """Returns the function (steps [M, R], lanes [R], x [M, R, d]) -> (eps, v), each [M,
+    R, d], which makes one head call for R of the `rows` chains."""
     denoiser, params, time, z, scale = (*chains[:4], chains.scale)
     steps = chains.steps
     halves = chains.halves

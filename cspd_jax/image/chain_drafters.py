@@ -1,18 +1,20 @@
-"""Drafters for the denoising chain: what the head would predict at the next states,
-without calling it.
+"""Drafters of denoising steps. A drafter guesses what the head would predict at the
+next states of a chain, without calling the head.
 
-The simplest keeps x_0-hat and v as they were at the last state that the head has seen.
-A better one uses that x_0-hat is a martingale along the reverse chain: its drift cannot
-be guessed, but it moves with the noise that was just drawn. After x_{t-1} = mean +
-deviation,
+The head predicts x_0-hat, an estimate of the token, and v, which decides the variance
+of the step. The simplest drafter keeps both as they were at the last state that the
+head has seen. A better drafter uses that x_0-hat is a martingale along the reverse
+chain: no drift can be guessed, but x_0-hat moves with the noise that was just drawn.
+After x_{t-1} = mean + deviation, it updates its guess by
 
     x_0-hat <- x_0-hat + (gain_t + gain_f_t f) * deviation,
     v <- v + (typical v_{t-1} - typical v_t),
 
-where f = (v + 1) / 2 is how far the learned variance is from its lower end, coordinate
-by coordinate: where the head is unsure of x_0, x_0-hat moves more. The gains are
-regression coefficients over the model's own chains (`image.calibration`). A bad guess
-costs head calls; it cannot change the tokens' distribution.
+where f = (v + 1) / 2 is the place of the learned variance between its lower end (0) and
+its upper end (1), for each coordinate. Where the head is unsure of x_0, x_0-hat moves
+more. The gains are regression coefficients over the model's own chains
+(`image.calibration`). A bad guess costs head calls, and cannot change the distribution
+of the tokens.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ Array = jax.Array
 
 
 class Prediction(NamedTuple):
-    """The head's output at a state, or a guess of it.
+    """The head's output at a state, or a drafter's guess of this output.
 
-    x0: [..., d]
-    v: [..., d]
+    x0: [..., d] the prediction x_0-hat of the token.
+    v: [..., d] the learned variance: -1 is its lower end, and 1 its upper end.
     """
 
     x0: Array
@@ -44,51 +46,63 @@ class Prediction(NamedTuple):
 
 
 class ChainDrafter(Protocol):
-    """Any pytree with these functions. Guesses may depend on committed states and on
-    earlier drafts.
+    """The interface of a drafter of denoising steps: any pytree with these functions.
+    Its guesses may depend on committed states and on earlier drafts.
 
-    One that can draw a window of steps at once, as these functions would in a loop, has
-    a function `window` too, as `NoiseCorrected` has.
+    A drafter may have a function `window` too, as `NoiseCorrected` does. It draws a
+    whole window at once, with the same result as these functions in a loop.
     """
 
     def start(self, like: Array) -> Prediction:
-        """Returns the guess at x_T = `like` [R, d], before the first head call."""
+        """Returns the guess for the noise x_T, before the first head call.
+
+        like: [R, d] the noise x_T, of which only the shape and the type matter.
+        """
         ...
 
     def distribution(self, c: Coefficients, guess: Prediction, x: Array) -> Gaussian:
-        """Returns the drafted distribution of x_{t-1} given x_t = x [R, d]; c [R, 1]:
-        coefficients of the step."""
+        """Returns the distribution from which the drafter draws x_{t-1}, given x_t.
+
+        c: [R, 1] the coefficients of the step.
+        guess: [R, d] the guess of the head's output at x_t.
+        x: [R, d] the state x_t.
+        """
         ...
 
     def advance(
         self, step: Array, guess: Prediction, x: Array, deviation: Array
     ) -> Prediction:
-        """Returns the guess at x_{t-1} = mean + deviation, from that at x_t = x; step
-        [R] is the one just taken."""
+        """Returns the guess of the head's output at x_{t-1} = mean + deviation.
+
+        step: [R] the step that was just taken.
+        guess: [R, d] the head's output at x_t, or a guess of it.
+        x: [R, d] the state x_t.
+        deviation: [R, d] the difference between x_{t-1} and the mean.
+        """
         ...
 
 
 def at_steps(c: Coefficients, steps: Array) -> Coefficients:
-    """Returns the coefficients of steps [...], for arrays [..., d]."""
+    """Returns the coefficients of steps [...], as arrays [..., 1]."""
     return Coefficients(*(a[steps][..., None] for a in c))
 
 
 def own_window(drafter: Any) -> Callable[..., tuple[Array, Gaussian]] | None:
-    """Returns the drafter's `window`, unless it is inherited: that knows nothing of
-    what a subclass changes."""
+    """Returns the drafter's function `window` if its own class defines one, else None.
+    An inherited `window` would ignore what the subclass changes."""
     return drafter.window if "window" in vars(type(drafter)) else None
 
 
 class NoiseCorrected(NamedTuple):
-    """The better drafter above. A window needs no loop: the noise alone decides where
-    x_0-hat moves.
+    """The better of the two drafters above. It draws a window without a loop, because
+    the noise alone decides how x_0-hat moves.
 
-    x0: [d] typical token.
+    x0: [d] a typical token.
     v: [T, d] the typical v at each step.
-    gain: [T] coefficient of the deviation (entry 0 is unused).
-    gain_f: [T] coefficient of f times the deviation (entry 0 is unused).
-    limit: [] x_0-hat is clipped to +-limit, as a head may predict far larger values at
-        almost pure noise.
+    gain: [T] the coefficient of the deviation (entry 0 is unused).
+    gain_f: [T] the coefficient of f times the deviation (entry 0 is unused).
+    limit: [] the largest absolute value of x_0-hat, which is clipped. At almost pure
+        noise a head may predict far larger values.
     """
 
     x0: Array
@@ -132,15 +146,16 @@ class NoiseCorrected(NamedTuple):
         noise: Array,
         log_scale: Array,
     ) -> tuple[Array, Gaussian]:
-        """Draws a window at once, as the noise alone says where x_0-hat moves: the
-        states [M, R, d], and the distributions that they were drawn from.
+        """Draws a window of M steps at once. Returns the states [M, R, d], and the
+        distributions from which they were drawn.
 
-        c: [T].
-        steps: [M, R], falling by one until they stay at 0; what is drafted there again
-            is not used.
-        guess, x: before the first of them.
-        noise: [M, R, d], standard normal.
-        log_scale: [], added to log variances.
+        c: [T] the coefficients of all steps.
+        steps: [M, R] the steps, which fall by one until they stay at 0. The states of a
+            repeated step 0 are not used.
+        guess: [R, d] the guess of the head's output at x.
+        x: [R, d] the state before the window.
+        noise: [M, R, d] standard normal numbers.
+        log_scale: [] the number that is added to log variances.
         """
         at = at_steps(c, steps)
         gain, gain_f, typical = (
@@ -162,14 +177,13 @@ class NoiseCorrected(NamedTuple):
         """Returns the states of a window and their means, from x_0-hat at each of its
         steps.
 
-        With u_t = mean_x0 x_0-hat + deviation the states are x_{t-1} = mean_x x_t +
-        u_t, a recursion whose factors are a quotient: mean_x at t is h(t) / h(t - 1).
-        So
+        With u_t = mean_x0 x_0-hat + deviation the states follow the recursion x_{t-1} =
+        mean_x x_t + u_t. Its factor is a quotient: mean_x at t is h(t) / h(t - 1). So
 
-            h(t_m - 1) x_{t_m - 1} = h(t_0) x_{t_0} + sum_{j <= m} h(t_j - 1) u_{t_j},
+            h(t_m - 1) x_{t_m - 1} = h(t_0) x_{t_0} + sum_{j <= m} h(t_j - 1) u_{t_j}.
 
-        but for the last step, where h(-1) counts as infinite: MAR's mean_x is 0 there,
-        and a flow's last step has no noise and takes the head's own mean.
+        The last step is an exception, and h(-1) counts as infinite. In MAR its mean_x
+        is 0. In a flow it has no noise, and its state is the head's own mean.
         """
         u = at_steps(c, steps).mean_x0 * self._limited(x0) + deviation
         h = c.h
@@ -185,16 +199,19 @@ class NoiseCorrected(NamedTuple):
 
 
 def sum_before(terms: Array) -> Array:
-    """Sums the entries before each, [M, ...]: one reduction, where a scan is many
-    steps."""
+    """Returns for each entry the sum of all entries before it: [1, 2, 3] gives [0, 1,
+    3]. One reduction computes it, where a scan would take many steps.
+
+    terms: [M, ...] the entries.
+    """
     m = jnp.arange(len(terms))
     earlier = (m < m[:, None]).reshape(len(terms), len(terms), *[1] * (terms.ndim - 1))
     return jnp.sum(jnp.where(earlier, terms, 0), axis=1)
 
 
 def frozen(steps: int, dim: int, limit: float = 5.0) -> NoiseCorrected:
-    """Needs no calibration: keeps the last x_0-hat and v. Tokens are of about unit
-    scale."""
+    """Returns the simplest drafter, which keeps the last x_0-hat and v, and needs no
+    calibration. It expects tokens of about unit scale."""
     zeros = jnp.zeros(steps)
     return NoiseCorrected(
         jnp.zeros(dim), jnp.zeros((steps, dim)), zeros, zeros, jnp.float32(limit)

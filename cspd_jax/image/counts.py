@@ -1,4 +1,4 @@
-"""What a sampler counts of the images that it makes, and what it returns."""
+"""The counts that a sampler keeps of its images, and the result that it returns."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from cspd_jax.info import Calls, Counts, Generated, Info
 
 Array = jax.Array
 
-# Rows of a backbone are sequences of tokens, rows of a head denoising steps of a token.
+# A row of a backbone call is a sequence of tokens. A row of a head call is a denoising
+# step of a token.
 NETWORKS = ("backbone", "head", "draft backbone", "draft head")
 
 
 class Trace(NamedTuple):
-    """What images tell beyond what all families do.
+    """The part of the record of a generation that only images have.
 
-    marks: int8 [B, L] by position: 0 for a token of the target's own, k for an
-        accepted draft and -k for a rejected one, drafted k groups ahead.
-    chain_tested: [B] denoising steps that were tested drafts.
-    chain_accepted: [B] those that were kept.
+    marks: int8 [B, L] the mark of each position. It is 0 if no draft was tested there,
+        k for an accepted draft and -k for a rejected one; the draft was made k groups
+        ahead.
+    chain_tested: [B] the number of drafted denoising steps that were tested.
+    chain_accepted: [B] the number of drafted denoising steps that were kept.
     """
 
     marks: Array
@@ -38,12 +40,19 @@ def generated(
     counts: Counts,
     gamma: int = 0,
 ) -> Generated:
-    """Returns what there is when the first `final` tokens of each image are, [] or [B]:
-    the others are zero.
+    """Returns the images and their record. The first `final` tokens in reveal order are
+    generated, and the remaining ones are returned as zeros.
 
-    tokens, marks: [B, L + padding, ...] in the order of generation.
-    counts: what is tested and accepted are denoising steps of the target.
-    gamma: groups drafted ahead; 0 if none are.
+    The record's `tested` and `accepted` [B, gamma] are counted from the marks. Say
+    gamma is 2, and the marks of an image are [0, 1, -2, 2]. One draft was tested 1
+    group ahead and two were tested 2 groups ahead: `tested` is [1, 2], and `accepted`
+    is [1, 1].
+
+    tokens, marks: [B, L + padding, ...] the tokens and their marks in reveal order.
+    final: the number of final tokens, one number or [B].
+    counts: the counts of the run. Their tested and accepted drafts are denoising steps
+        of the target.
+    gamma: the number of groups drafted ahead; 0 if none are drafted.
     """
     length = bound.network.seq_len
     known = 0 if bound.given is None else bound.given.number
@@ -70,36 +79,39 @@ def generated(
 
 
 def calls(rows: int, times: int = 1) -> Calls:
-    """Counts `times` calls, one after the other, on this many rows each."""
+    """Returns the count of `times` calls, made one after the other, on `rows` rows
+    each."""
     return Calls(jnp.int32(times), jnp.int32(times * rows))
 
 
 def no_counts(images: int) -> Counts:
-    """Returns the counts of images before anything happened."""
+    """Returns the counts of images for which no call was made yet."""
     none = jnp.zeros(images, jnp.int32)
     return Counts(none, none, none, none, {name: calls(0, 0) for name in NETWORKS})
 
 
 def with_calls(counts: Counts, **made: Calls) -> Counts:
-    """Puts calls in the place of those that were counted of these networks."""
+    """Returns the counts with the calls of some networks, given by name, replaced."""
     return counts._replace(calls=counts.calls | made)
 
 
 def backbone_counts(bound: BoundModel, sequences: int) -> Counts:
-    """Counts one backbone call on this many sequences."""
+    """Returns the counts of one backbone call on this many sequences; with guidance the
+    call has twice as many rows."""
     made = calls(sequences * bound.halves)
     return with_calls(no_counts(bound.images), backbone=made)
 
 
 def head_counts(bound: BoundModel, count: int, rows: int) -> Counts:
-    """Counts head calls on this many rows each."""
+    """Returns the counts of `count` head calls on `rows` rows each; with guidance the
+    calls have twice as many rows."""
     made = calls(rows * bound.halves, count)
     return with_calls(no_counts(bound.images), head=made)
 
 
 def of_chains(counts: Counts, images: int) -> Counts:
-    """Adds up by image the counts of chains [R], which come image by image. Head calls
-    are no rounds."""
+    """Adds up the counts of R chains to counts of images. All chains of an image come
+    one after the other. The rounds of chains are head calls, and are left out."""
     by_image = lambda a: jnp.sum(a.reshape(images, -1), axis=1, dtype=a.dtype)
     summed = no_counts(images)._replace(
         tested=by_image(counts.tested),
@@ -110,8 +122,8 @@ def of_chains(counts: Counts, images: int) -> Counts:
 
 
 def of_draft(counts: Counts) -> Counts:
-    """Turns counts into the draft model's; the steps that were tested along its chains
-    are left out."""
+    """Returns counts with their calls renamed to calls of the draft model. The drafts
+    that were tested along its chains are left out."""
     named = {f"draft {name}": counts.calls[name] for name in ("backbone", "head")}
     nothing = no_counts(len(counts.truncated))
     return with_calls(nothing._replace(truncated=counts.truncated), **named)

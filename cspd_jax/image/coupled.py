@@ -1,19 +1,21 @@
-"""Coupled drafts: what lies behind the token that is rejected is kept, with a new law.
+"""Coupled drafts: the drafts behind a rejected token are kept, and get a new law.
 
-A path was drawn from q, a law that everything before its place decides. A round knows a
-better one, p, which sees this round's drafts before it. Block verification inside the
-path keeps its first transitions, the next state comes from the residual, and the chain
-goes on under p: what comes out has exactly the law p, which is the q of the next round.
-So a draft is never dropped; it follows what changes before it.
+A path was drawn from a law q, which the tokens before it decided. A new round knows a
+better law p for it: the law in the context that shows this round's drafts. Block
+verification within the path keeps its first transitions and draws the next state from
+the residual. The chain goes on from there under p. The new path has exactly the law p,
+and p is the q of the next round. So no draft is ever dropped: it follows the changes in
+the tokens before it.
 
-The first groups of the window that are kept whole, and the one after them, had the
-target's own context and are final. Paths behind them go on beside that one, as new ones
-do (`criterion.Criterion.shift`; the blocks differ here, and nothing else).
+The first drafted groups that are kept whole, and the group after them, were verified in
+the target's own context. They are final. The paths of later groups are completed
+together with the last final group, as new paths are (`criterion.Criterion.shift`). Only
+the blocks differ from those of `PathCriterion`.
 
-Nothing that a place does may depend on places behind it, or its law would change with
-them: each token is a block of its own, has noise and coins of its own in every round,
-and how many groups are final and how many are drafted is decided by the places up to
-the first that is not kept whole.
+The law of a token may not depend on the tokens behind it, or it would change with them.
+So each token is a block of its own, with its own noise and coins in every round. The
+number of final groups, and the number of groups that are drafted, depend only on the
+groups up to the first one that is not kept whole.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class CoupledCriterion(PathCriterion):
-    """Verifies each drafted path by itself, and keeps what lies behind a rejected one.
-    Exact."""
+    """Verifies each drafted path by itself, and keeps the drafts behind a rejected one.
+    This is exact."""
 
     name: ClassVar[str] = "coupled"
     why: ClassVar[str] = (
@@ -42,7 +44,11 @@ class CoupledCriterion(PathCriterion):
     )
 
     def block_keys(self, keys: Array, tokens: int) -> Array:
-        """Returns a key for each token, [B, tokens]: every token is a block."""
+        """Returns a key for each drafted token, [B, tokens]: every token is a block.
+
+        keys: [B] the key of each image.
+        tokens: the number of drafted tokens of an image, padding included.
+        """
         return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(
             keys, jnp.arange(tokens)
         )

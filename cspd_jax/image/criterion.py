@@ -1,19 +1,23 @@
-"""The parts of a round of speculation over AR steps: contexts are read, drafts are
-verified, the groups that stay are committed, and paths are completed.
+"""The parts of a round of speculation over AR steps. A criterion reads the contexts,
+verifies the drafts, commits the groups that stay, and completes the paths.
 
-The drafted tokens of an image, one after the other, each as the T states of its
-denoising path, are one sequence of Gaussian transitions. Their laws q are known from
-when they were drawn. The target's laws p of the same transitions, every token's in the
-context that shows the drafts before its group, need no sequential call: the states are
-given. Block verification (`coupling.block`) keeps the first transitions and draws the
-next state from the residual. The token in which the block ends is continued from there,
-under the target, in the context that it was verified in; the tokens before it stay, and
-those after it are drawn anew. (Coupled drafts make a block of each token, and those
-after it stay too: `image.coupled`.) A target that drafts for itself does this and draws
-its next drafts in the same calls of its head.
+The denoising path of a drafted token has T transitions. The transitions of all drafted
+tokens of an image, one token after the other, form one block. The laws q of these
+transitions are known since the tokens were drafted. The target's laws p are computed
+for the drafted states, each token in the context that shows the drafts before its
+group. All the states are given, so no head call waits for the result of another.
 
-How much is kept depends on drafts that are dropped, so nothing random of a round is
-used in another: what a round draws belongs to the group that it began at.
+Block verification (`coupling.block`) keeps the first transitions of the block, and
+draws the next state from the residual. The block ends in one token. From the residual's
+state the target completes the path of this token, in the context in which the token was
+verified. The tokens before it stay, and the tokens after it are drawn anew. (With
+coupled drafts each token is a block of its own, and the tokens after a rejected one are
+kept too: see `image.coupled`.) A target that drafts for itself completes this path and
+draws its next drafts in the same head calls.
+
+The number of kept transitions depends on drafts that are dropped. So no round may use
+random numbers of an earlier round: its keys are derived from the group at which the
+round begins.
 """
 
 from __future__ import annotations
@@ -48,44 +52,45 @@ from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
 
-# An image begins as if this many of this many drafts had been accepted.
+# Every image begins with a record of 8 accepted drafts out of 10 tested ones.
 _ACCEPTED = 8.0
 _TESTED = 10.0
 
 
 class Criterion(Protocol):
-    """How drafted tokens are tested, and what replaces them: the parts of a round
-    (`rounds.run_round`). Frozen and hashable; most criteria differ in `verify` alone.
+    """The test of drafted tokens and the rule that replaces rejected ones, as the parts
+    of a round (`rounds.run_round`). A criterion is frozen and hashable. Most criteria
+    differ in `verify` alone.
 
-    name: as reports say it.
-    completes: whether `verify` itself completes the group in which the kept drafts
-        end, so that no path is left half drawn.
+    name: the criterion's name in reports.
+    completes: whether `verify` itself completes the group in which the kept drafts end.
+        Then no path is left half drawn, and `complete` is not called.
     """
 
     name: ClassVar[str]
     completes: ClassVar[bool] = False
 
     def exactness(self) -> Exactness:
-        """Says whether it is exact, and why."""
+        """Returns the claim that the criterion is, or is not, exact, and the reason."""
         ...
 
     def verify(
         self, inputs: Inputs, state: State, drafted: Drafted
     ) -> tuple[Partial, Array, Counts]:
-        """Tests the drafts. Returns what is left of their paths [B, N, G], N >= gamma,
-        and which drafts stay [B, gamma, G]."""
+        """Tests the drafts. Returns their paths as far as they are kept, [B, N, G] with
+        N >= gamma, a mask of the drafts that stay, [B, gamma, G], and the counts."""
         ...
 
     def keys(self, inputs: Inputs, state: State, purpose: Purpose) -> Array:
-        """Returns the keys [B] of what a round draws for a purpose, for images that
-        began it at the state's group: every round ends further on, and nothing of a
-        dropped draft may come again."""
+        """Returns the keys [B] with which a round draws for a purpose. They depend on
+        the group at which each image begins the round. Every round ends at a later
+        group, so the random numbers of a dropped draft are never used again."""
         keys = purpose_keys(inputs.keys, purpose)
         return jax.vmap(jax.random.fold_in)(keys, state.group)
 
     def read(self, inputs: Inputs, state: State) -> tuple[Drafted, Counts]:
-        """Reads the target's contexts before each drafted group and after the last, in
-        one backbone call."""
+        """Reads the target's contexts of each drafted group, and of the group after the
+        last draft, in one backbone call."""
         gamma = inputs.gamma
         groups = state.group[:, None] + jnp.arange(gamma)
         used = jnp.arange(gamma) < state.num_drafts[:, None]
@@ -104,18 +109,19 @@ class Criterion(Protocol):
         partial: Partial,
         stayed: Array,
     ) -> tuple[State, Partial, Array]:
-        """Commits the first groups that stay as a whole, and moves on to the group
-        after them. Returns the paths from there on [B, ahead + 1, G], of which nothing
-        is left where nothing is wanted, and their contexts.
+        """Commits the first groups that stay whole, and moves each image to the group
+        after them. Returns the new state, the paths [B, ahead + 1, G] from that group
+        on, and their contexts. A path that is not wanted has no steps left to draw.
 
-        New paths have the newest context, the one that shows the last draft of which
-        something is left. The first of them is the place right after what is shown;
-        further ahead the context is stale by 1, 2, ... groups more, but it is what they
-        are drawn from. That it may show drafts that are dropped does not matter: any
-        drafts will do.
+        A path that is partly drawn has the context in which it was tested. A path that
+        begins anew has the newest context: the one that shows the drafted groups up to
+        the last group whose paths do not all begin anew. The first group that is not
+        shown follows right after the shown groups, and later groups lie 1, 2, ...
+        groups further on. The context may show drafts that are dropped. This does no
+        harm, because a path may be drafted from any context.
 
-        Say groups 5, 6 and 7 were drafted and the block ended in a path of 6. Group 5
-        is committed, and gamma + 1 = 4 paths are wanted:
+        Say groups 5, 6 and 7 were drafted, and the block ended in a path of group 6.
+        Group 5 is committed, and the paths of gamma + 1 = 4 groups are wanted:
 
             group  place  path             drafts shown  groups further on
             6      1      its first steps  1: 5          0
@@ -135,7 +141,7 @@ class Criterion(Protocol):
         shown = jnp.minimum(place, last)
         z = drafted.z[lanes, shown, place - shown]
         groups = moved.group[:, None] + behind
-        # The next round begins one group further on.
+        # This round still completes a group, so the next one begins a group later.
         drafting = (behind <= moved.num_drafts[:, None]) & (
             groups[:, :1] + 1 >= inputs.prefilled
         )
@@ -154,23 +160,23 @@ class Criterion(Protocol):
         partial: Partial,
         z: Array,
     ) -> tuple[Paths, Counts]:
-        """Draws what is left of the paths of groups [B, N] in contexts z [B, N, G, H,
-        D]."""
+        """Draws the remaining steps of the paths of groups [B, N], in contexts z [B, N,
+        G, H, D]."""
         scale = scales(inputs, groups)
         return complete(bound, partial, positions(inputs, groups), z, scale)
 
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """How groups are drafted ahead. See `image.methods` for what this means to a user.
+    """How groups are drafted ahead. `image.methods` describes these options for users.
 
-    criterion: how a drafted token is tested, and what replaces it.
+    criterion: the test of drafted tokens, and the rule that replaces rejected ones.
     gamma: the most groups that are drafted ahead.
-    draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR
-        step as a share of a target's, and each image then drafts as many as pay off at
-        its acceptance so far.
-    prefill: this share of the groups, and one more, come from the target alone; 0 is
-        none.
+    draft_cost: None drafts gamma groups always. A number is the cost of a drafted AR
+        step, as a share of the cost of one of the target's AR steps. Each image then
+        drafts as many groups as pay off at its rate of acceptance so far.
+    prefill: the share of the groups that come from the target alone, to which one more
+        group is added. If it is 0, no group need come from the target alone.
     """
 
     criterion: Criterion
@@ -181,8 +187,8 @@ class Speculation:
 
 @dataclasses.dataclass(frozen=True)
 class PathCriterion(Criterion):
-    """Verifies the denoising paths of all drafts as one block, and drops what lies
-    behind it. Exact."""
+    """Verifies the denoising paths of all drafts of an image as one block, and drops
+    the drafts behind the token in which the block ends. This is exact."""
 
     block: Callable[..., VerifiedBlock] = option(
         verify_gaussian_block, "verifies transitions as one block", report=""
@@ -196,17 +202,19 @@ class PathCriterion(Criterion):
     )
 
     def block_keys(self, keys: Array, tokens: int) -> Array:
-        """Returns a key for each block of an image, [B, blocks]. The drafted tokens of
-        an image are cut into as many blocks as there are keys: here, one.
+        """Returns a key for each block of each image, [B, blocks]. The drafted tokens
+        of an image are cut into as many blocks of equal size as it has keys: one, here.
 
-        tokens: how many an image has.
+        keys: [B] the key of each image.
+        tokens: the number of drafted tokens of an image, padding included.
         """
         return keys[:, None]
 
     def verify(
         self, inputs: Inputs, state: State, drafted: Drafted
     ) -> tuple[Partial, Array, Counts]:
-        """Verifies the transitions of all drafts: group by group, token by token."""
+        """Verifies the transitions of all drafts, in the order of the groups, of the
+        tokens in a group, and of the steps from x_T to x_0."""
         drafts = state.drafts
         images, gamma, width = drafted.to_test.shape
         scale = scales(inputs, drafted.groups)
@@ -216,8 +224,9 @@ class PathCriterion(Criterion):
         blocks = keys.size
 
         def in_blocks(a: Array) -> Array:
-            """Turns [B, gamma, G, T, ...], entry i to x_i, into blocks [N, M, ...],
-            from the first transition on."""
+            """Turns [B, gamma, G, T, ...], where entry i belongs to the transition to
+            x_i, into blocks [N, M, ...], where a token's transition to x_{T-1} comes
+            first."""
             return jnp.flip(a, axis=3).reshape(blocks, -1, *a.shape[4:])
 
         of_p, q, after = jax.tree.map(
@@ -231,8 +240,8 @@ class PathCriterion(Criterion):
         return partial, stayed, counts._replace(truncated=truncated)
 
     def verify_blocks(self, state: State, *blocks: chex.ArrayTree) -> VerifiedBlock:
-        """Verifies blocks [N, ...], image by image: keys, p, q, the states that were
-        drafted, and which of them are there."""
+        """Verifies N blocks. They are given as keys [N], laws p and q, drafted states,
+        each [N, M, d], and a mask [N, M] of the transitions that were drafted."""
         return jax.vmap(self.block)(*blocks)
 
     def exactness(self) -> Exactness:
@@ -240,12 +249,12 @@ class PathCriterion(Criterion):
 
 
 def cut(paths: Paths, block: VerifiedBlock, to_test: Array) -> tuple[Partial, Array]:
-    """Cuts paths [B, gamma, G] where their blocks [N] ended, and writes the state that
-    came from the residual there; says which paths stay as they are.
+    """Cuts the paths [B, gamma, G] where their N blocks end, and writes the residual's
+    state at that place. Returns the paths, and a mask of those that stay as they are.
 
-    With T = 3 steps and a block of two tokens of which 4 transitions are kept, the
-    first token stays, and of the second x_2 is kept, x_1 comes from the residual, and
-    one step is left.
+    Say T is 3, and 4 of the 6 transitions of a block of two tokens are kept. The first
+    token stays. The second token keeps x_3 and x_2, its x_1 comes from the residual,
+    and one step is left.
     """
     steps = paths.laws.mean.shape[-2]
     number = jnp.arange(to_test.size // len(block.kept))  # of a token in its block
@@ -262,8 +271,11 @@ def cut(paths: Paths, block: VerifiedBlock, to_test: Array) -> tuple[Partial, Ar
 
 
 def accepted_groups(to_test: Array, stayed: Array) -> Array:
-    """Counts the groups of drafts [B, gamma, G] before the first that does not stay as
-    a whole: [B]."""
+    """Counts, for each image [B], the drafted groups before the first one that does not
+    stay whole. The two masks are [B, gamma, G].
+
+    For example, an image whose groups stay whole, whole, in part, whole has 2.
+    """
     whole = jnp.all(stayed | ~to_test, axis=2) & jnp.any(to_test, axis=2)
     return jnp.sum(jnp.cumprod(whole, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
 
@@ -271,8 +283,20 @@ def accepted_groups(to_test: Array, stayed: Array) -> Array:
 def accept(
     inputs: Inputs, state: State, drafted: Drafted, stayed: Array, counted: Array
 ) -> State:
-    """Writes the accepted drafts; the images move to the group that ended their run. A
-    test up to there counts where `counted` [B, gamma, G] says so."""
+    """Writes the drafts that stay, and moves each image to its first group that does
+    not stay whole. Drafts that stay in this group are written too, and those of later
+    groups are not.
+
+    A draft in one of these groups is marked as tested if `counted` includes it. If not,
+    it is neither marked nor written here.
+
+    Say two groups of two tokens were drafted. The first group stays whole, and in the
+    second group only the first token stays. The marks are 1 and 1, then 2 and -2, and
+    the image moves on by one group.
+
+    stayed: [B, gamma, G] the drafts that stay.
+    counted: [B, gamma, G] the drafts whose tests count.
+    """
     groups = drafted.groups
     n = accepted_groups(drafted.to_test, stayed)
     reached = jnp.arange(inputs.gamma) <= n[:, None]
@@ -287,8 +311,8 @@ def accept(
 
 
 def choose_num_drafts(inputs: Inputs, state: State) -> State:
-    """Chooses how many groups each image drafts next, from its own tests up to where
-    each block ended."""
+    """Chooses how many groups each image drafts next. The choice depends only on the
+    image's own tests up to the token in which each block ended."""
     most = inputs.gamma
     cost = inputs.draft_cost
     if cost is None:

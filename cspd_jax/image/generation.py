@@ -1,8 +1,9 @@
-"""Images from a model.
+"""The functions that generate images with a model.
 
-`resolve` settles how images are made. `prepare` settles which as well: it returns a
-`Batch`, a pytree whose `generate` is for your own `jit`, `vmap` and `scan`. The
-function `generate` is all of it in one call, in batches and on meshes.
+`resolve` settles how images are made, and returns a `Recipe`. `prepare` takes keys and
+labels as well, and returns a `Batch`: a pytree whose method `generate` can be called
+inside your own `jit`, `vmap` and `scan`. The function `generate` does everything in one
+call, in batches and on meshes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
 Labels = Sequence[int] | np.ndarray | jax.Array
-_FEW = 64  # tokens, for which no more than one prefix is worth compiling
+# An image of at most this many tokens gets one prefix; more are not worth compiling.
+_FEW = 64
 
 
 def resolve(
@@ -47,10 +49,11 @@ def resolve(
     options: Options = Options(),
     images: int = 1,
 ) -> Recipe:
-    """Settles how this many images are made, or raises a UserError.
+    """Returns the recipe for this many images. Raises a UserError if the model, the
+    method and the options do not go together.
 
-    It measures nothing, and the model may have no parameters yet: the recipe's drafters
-    of denoising steps are not calibrated.
+    The function measures nothing, so the model may have no parameters yet. The recipe's
+    drafters of denoising steps are not calibrated; `prepare` calibrates them.
     """
     check_method(method, METHODS)
     check_options(options, Options)
@@ -77,14 +80,14 @@ def resolve(
     steps = sampling_schedule(respacing).num_steps
     drafter = frozen(steps, network.token_dim)
     known = options.known
-    # Each prefix is compiled: not worth it for short sequences, or where a cache is
-    # read whole. A group that is known in part may know more than the encoder's prefix
-    # has.
+    # The encoder is compiled for each prefix. That is not worth it for short sequences,
+    # nor for a causal model, which reads its whole cache. With known tokens there is
+    # one prefix: an image may know more tokens than the prefix of a group would hold.
     prefixes = options.prefix_buckets or (1 if length <= _FEW or causal else 4)
     if known is not None:
         known = of_every_image(known, images, length, network.token_dim, causal)
         prefixes = 1
-    # The last step of a flow has no noise.
+    # A flow adds no noise in the last step.
     final_noise = options.final_noise and not is_flow(respacing)
     return Recipe(
         num_iter=num_iter,
@@ -107,7 +110,8 @@ def resolve(
 
 
 def _chain(options: Options, steps: int) -> ChainSpeculation | None:
-    """Returns speculation along the chains, with a window of at most all steps."""
+    """Returns the speculation along the chains, with a window of at most `steps`. It is
+    None if the chains run step by step."""
     if not options.chains:
         return None
     chain = options.denoise
@@ -117,8 +121,8 @@ def _chain(options: Options, steps: int) -> ChainSpeculation | None:
 
 
 def _claim(method: Method, options: Options, final_noise: bool) -> Exactness:
-    """Says whether the method is exact with these options; the reason names the sampler
-    that it is compared with."""
+    """Returns the claim that the method is, or is not, exact with these options. If the
+    plain sampler adds noise in the last denoising step, the reason says so."""
     exact, why = method.exactness(options)
     if exact and final_noise:
         why += (
@@ -129,7 +133,7 @@ def _claim(method: Method, options: Options, final_noise: bool) -> Exactness:
 
 
 def _check(model: ImageModel, method: Method, options: Options, images: int) -> None:
-    """Raises a UserError for what the method cannot do with this model and these
+    """Raises a UserError if the method does not work with this model and these
     options."""
     draft = method.draft
     noise = method.needs_final_noise
@@ -181,8 +185,9 @@ def prepare(
     method: Method = Plain(),
     options: Options = Options(),
 ) -> Batch:
-    """Checks the arguments of `generate`, settles what they leave open, and fits the
-    drafters of denoising steps if they are used."""
+    """Checks the arguments of `generate`, settles the options that they leave open, and
+    returns the images as a `Batch`. If the method speculates along the denoising
+    chains, its drafters of denoising steps are read from a file, or fitted."""
     found = as_labels(model, labels)
     recipe = resolve(model, method, options, len(found))
     draft = method.draft
@@ -211,23 +216,26 @@ def generate(
     rows: int | None = None,
     progress: bool = False,
 ) -> Generated:
-    """Generates one image per label, or prompt: tokens [N, L, d] by position, and what
-    happened.
+    """Generates one image for each label or prompt. Returns the tokens [N, L, d] by
+    position, and the record of the generation (`Info`).
 
-    Compiled once per number of images and static options; other values of cfg (but 1,
-    which switches guidance off) and temperature compile nothing new.
+    The program is compiled once for each number of images and each choice of static
+    options. Another cfg or temperature compiles nothing new, unless the cfg switches
+    guidance on or off (a cfg of 1 is off).
 
-    key: one key (image i uses the i-th of `row_keys(key, N)`), or one key per image,
-        [N].
+    key: one key, with which image i uses key i of `row_keys(key, N)`; or one key for
+        each image, [N].
     labels: class numbers, [N]; -1 is "no class".
     method: Plain(), SelfSpeculation(), DraftSpeculation(draft) or
         Released(draft).
-    options: how, whatever the method; `cfg` may be one number for each image.
-    prompts: texts in place of labels, for a model that makes images from text and has
-        its tokenizer beside it.
-    rows: images side by side (all); the last batch is filled up by its last image.
-    progress: show a bar, for which each round is a jitted call of its own; not on a
-        mesh.
+    options: the options that do not depend on the method. `cfg` may be one number, or
+        one number for each image.
+    prompts: texts in place of labels. The model must make images from text, and have
+        its tokenizer in its folder.
+    rows: the number of images that are made side by side (default: all). The last
+        image is repeated to fill up the last batch.
+    progress: whether a progress bar is shown. With a bar each round is a jitted call of
+        its own. On a mesh there is no bar.
     """
     if prompts is not None:
         model = ask(model, prompts)
@@ -239,9 +247,11 @@ def generate(
 def make(
     batch: Batch, mesh: Mesh | None, rows: int | None = None, progress: bool = False
 ) -> Generated:
-    """Makes the images, `rows` of them side by side.
+    """Makes the images of a batch, `rows` of them side by side.
 
-    mesh: the devices that the models lie on.
+    mesh: the mesh on which the models lie; None if they are not on a mesh.
+    rows: as for `generate`.
+    progress: as for `generate`.
     """
     if rows is not None and rows < 1:
         raise UserError(f"rows is {rows}; at least 1 image is made at a time")
@@ -263,8 +273,8 @@ def make(
 
 
 def _joined(parts: list[Generated], count: int) -> Generated:
-    """Joins batches: what is by image one after the other, and what is counted added
-    up."""
+    """Joins the results of several batches. Arrays with an entry for each image are
+    concatenated and cut to `count` images; the numbers of calls are added up."""
     is_calls = lambda node: isinstance(node, Calls)
 
     def joined(*those: Any) -> Any:
@@ -276,8 +286,8 @@ def _joined(parts: list[Generated], count: int) -> Generated:
 
 
 def as_labels(model: ImageModel, labels: Labels | None) -> np.ndarray:
-    """Returns class numbers, int32 [N]; UserError for some that the model does not
-    have."""
+    """Returns the labels as class numbers, int32 [N]. Raises a UserError for a class
+    that the model does not have."""
     if labels is None:
         raise UserError(
             "say what to make: give labels, or prompts where the model takes them"
@@ -305,7 +315,7 @@ def stream(
     method: Method = Plain(),
     options: Options = Options(),
 ) -> Iterator[Generated]:
-    """Yields (tokens, info) after each step or round; the last one is what `generate`
-    returns. Tokens that are not there yet are zero, and info.made counts those that
-    are."""
+    """Yields (tokens, info) after each AR step or round. The last pair is the result of
+    `generate`. Tokens that are not generated yet are zero, and info.made counts the
+    tokens that are."""
     return prepare(key, model, labels, method, options).stream()

@@ -1,10 +1,16 @@
-"""Known tokens: what of an image stays as it is while the rest is generated.
+"""Known tokens, which stay as they are while the rest of an image is generated.
 
-The order of an image then begins with its known tokens, and its generation at the place
-of MAR's schedule where that many tokens are known: the AR steps before it are left out,
-and of the step in which that place lies only the tokens that are missing are drawn.
-Every method reads known tokens as it reads tokens it has made, so what is exact of a
-whole image is exact of the rest of one, given what is known.
+The known tokens of an image come first in its reveal order. Its generation begins at
+the place of MAR's schedule at which that number of tokens is known. AR steps before
+this place are skipped. If the place lies within the group of an AR step, this step
+draws only the missing tokens.
+
+Say the groups have 1, 2, 2 and 3 tokens, and 4 tokens are known. The first two AR steps
+are skipped, the third one draws one token, and the fourth one draws three.
+
+A method reads known tokens in the same way as tokens that it has generated. So a method
+that is exact for a whole image is also exact for the rest of an image, given the known
+tokens.
 """
 
 from __future__ import annotations
@@ -25,10 +31,10 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Known:
-    """Tokens that stay, for `Options(known=...)`.
+    """Tokens that stay as they are, for `Options(known=...)`.
 
-    tokens: [..., L, d] of each image, by position, or of all images; what is not kept
-        may be anything.
+    tokens: [..., L, d] the tokens by position, for each image or once for all images. A
+        token that does not stay may have any value.
     mask: [..., L] true where a token stays.
     """
 
@@ -36,23 +42,24 @@ class Known:
     mask: Any
 
     def first(self, order: Array) -> Array:
-        """Returns an order [B, L] with the positions of the known tokens first;
-        otherwise as it was."""
+        """Returns an order [B, L] with the positions of the known tokens moved to the
+        front. The order 3, 1, 0, 2 becomes 1, 2, 3, 0 if positions 1 and 2 are known.
+        """
         drawn = ~jnp.take_along_axis(self.mask, order, axis=1)
         known_first = jnp.argsort(drawn, axis=1, stable=True)
         return jnp.take_along_axis(order, known_first, axis=1)
 
     def given(self, order: Array, dtype: DTypeLike) -> Given:
-        """Returns what is known in an order [B, L] that begins with it."""
+        """Returns the known tokens in an order [B, L] that begins with them."""
         tokens = jnp.take_along_axis(jnp.asarray(self.tokens), order[..., None], axis=1)
         return Given(tokens.astype(dtype), jnp.sum(self.mask, axis=1, dtype=jnp.int32))
 
 
 class Given(NamedTuple):
-    """Known tokens in the order of generation, which begins with them.
+    """The known tokens in reveal order, in which they come first.
 
-    tokens: [B, L, d]
-    number: [B] of known tokens.
+    tokens: [B, L, d] the tokens, of which the first `number` are known.
+    number: [B] the number of known tokens of each image.
     """
 
     tokens: Array
@@ -62,11 +69,11 @@ class Given(NamedTuple):
 def of_every_image(
     known: Known, images: int, length: int, dim: int, causal: bool
 ) -> Known:
-    """Returns what is known of every image: tokens [images, length, dim],
-    mask [images, length].
+    """Returns the known tokens for every image: tokens [images, length, dim] and mask
+    [images, length].
 
-    Raises a UserError for shapes that do not fit, and for a mask of a causal model
-    that is no prefix.
+    Raises a UserError if the shapes do not fit. In a causal model the known tokens must
+    be the first ones of each image, and any other mask raises a UserError, too.
     """
     mask = np.asarray(known.mask)
     tokens = np.asarray(known.tokens)
@@ -88,8 +95,8 @@ def of_every_image(
 
 
 def put_back(given: Given | None, tokens: Array) -> Array:
-    """Returns tokens [B, L + padding, d] with what is known at its places, whatever was
-    written there."""
+    """Returns tokens [B, L + padding, d], in reveal order, with the known tokens
+    written over the first entries of each image."""
     if given is None:
         return tokens
     length = min(given.tokens.shape[1], tokens.shape[1])

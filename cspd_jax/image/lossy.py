@@ -1,8 +1,8 @@
 """Lossy shortcuts of the plain sampler: fewer denoising steps for later tokens (DiSA),
 and a checkerboard that is completed in a few AR steps (GtR).
 
-Either draws from another distribution than the plain sampler. docs/benchmarks.md says
-at what cost.
+Both shortcuts draw from another distribution than the plain sampler. docs/benchmarks.md
+measures what this costs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Annealing:
-    """Denoising steps that fall in a line along the AR steps (DiSA). Lossy.
+    """A number of denoising steps that falls linearly along the AR steps (DiSA). It is
+    lossy.
 
-    first: denoising steps of the first tokens.
-    last: of the last ones.
-    levels: how many different numbers of steps there are at most; the sampler is
-        compiled for each.
+    first: the number of denoising steps of the first tokens.
+    last: the number of denoising steps of the last tokens.
+    levels: the most different numbers of denoising steps. The sampler is compiled for
+        each of them.
     """
 
     first: int = 50
@@ -42,7 +43,8 @@ class Annealing:
     levels: int = 8
 
     def steps(self, ar_steps: int) -> list[int]:
-        """Returns the denoising steps of each AR step."""
+        """Returns the number of denoising steps of each AR step. From 50 to 5 in three
+        AR steps the numbers are [50, 28, 5]."""
         levels = min(self.levels, ar_steps)
         found = []
         for step in range(ar_steps):
@@ -54,13 +56,13 @@ class Annealing:
         return found
 
     def respacings(self, respacing: str, ar_steps: int) -> list[str]:
-        """Returns the respacing of each AR step, of the kind of `respacing`: "50", or
-        "ddim50"."""
+        """Returns the respacing of each AR step, such as "50". If `respacing` is a DDIM
+        respacing, so are these, such as "ddim50"."""
         return [_of_kind(respacing, steps) for steps in self.steps(ar_steps)]
 
     @property
     def why(self) -> str:
-        """Says why it is lossy, in one clause."""
+        """The reason why annealing is lossy, as one clause."""
         return (
             f"denoising steps are annealed from {self.first} to {self.last} along the"
             " AR steps (DiSA), which is another distribution than the plain sampler's"
@@ -68,8 +70,8 @@ class Annealing:
 
 
 def _of_kind(respacing: str, steps: int) -> str:
-    """Returns the respacing to this many steps; "ddim", which takes whole strides, to
-    the nearest possible number."""
+    """Returns the respacing to this many steps, of the same kind as `respacing`. DDIM
+    takes whole strides, so it gets the nearest number of steps that is possible."""
     if respacing.startswith("ddim"):
         counts = {
             len(range(0, NUM_TRAIN_STEPS, stride))
@@ -86,27 +88,28 @@ def _of_kind(respacing: str, steps: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Checkerboard(Order):
-    """The tokens of one colour of a checkerboard in random order, then the others in
-    few AR steps (GtR). Lossy.
+    """Reveals the tokens of one colour of a checkerboard in random order, and then the
+    tokens of the other colour in few AR steps (GtR). It is lossy.
 
-    last_steps: AR steps for the others, the last of all AR steps. One step draws them
-        all, independently of one another.
+    last_steps: the number of AR steps for the second colour. With one step all its
+        tokens are drawn at once, independently of one another.
     """
 
     last_steps: int = 1
     name: ClassVar[str] = "checkerboard"
 
     def first(self, length: int) -> int:
-        """Returns how many tokens have the first colour."""
+        """Returns the number of tokens of the first colour."""
         return -(-length // 2)
 
     def most_steps(self, length: int) -> int:
-        """Returns the AR steps if the first tokens come one by one."""
+        """Returns the number of AR steps if the tokens of the first colour come one by
+        one."""
         return self.first(length) + self.last_steps
 
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
-        """Returns the groups of all AR steps, each stage by the cosine schedule over
-        its own tokens."""
+        """Returns the groups of all AR steps. Each of the two colours has a cosine
+        schedule over its own tokens."""
         check_square(length)
         if num_iter <= self.last_steps:
             raise UserError(
@@ -129,14 +132,14 @@ class Checkerboard(Order):
         )
 
     def order(self, key: Array, length: int) -> Array:
-        """Returns a random order of the positions [L], those of the first colour
-        first."""
+        """Returns a random order of the positions [L] in which the first colour comes
+        before the second."""
         order = random_order(key, length)
         return order[jnp.argsort(_colour(order, length), stable=True)]
 
     @property
     def why(self) -> str:
-        """Says why it is lossy, in one clause."""
+        """The reason why the checkerboard is lossy, as one clause."""
         steps = "one AR step" if self.last_steps == 1 else f"{self.last_steps} AR steps"
         return (
             f"one colour of a checkerboard is drawn first and the other in {steps}"
@@ -145,6 +148,7 @@ class Checkerboard(Order):
 
 
 def _colour(positions: Array, length: int) -> Array:
-    """Returns 0 or 1 for positions of a square, row by row."""
+    """Returns the colour, 0 or 1, of positions that count the tokens of a square row by
+    row."""
     side = math.isqrt(length)
     return (positions // side + positions % side) % 2

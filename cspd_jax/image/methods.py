@@ -1,7 +1,7 @@
-"""The ways to generate images, as objects.
+"""The methods of generating images, as objects.
 
-A method is frozen and hashable. It decides what is compiled; parameters, keys and
-labels travel beside it, in a `Batch`.
+A method is frozen and hashable, and decides which program is compiled. The parameters,
+keys and labels are in a `Batch`, next to the method.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from cspd_jax.models import ImageModel
 
 
 class Method(Protocol):
-    """What `generate` asks of a method.
+    """The interface of a method.
 
-    name: "plain", "self" or "draft", as reports say it.
-    needs_final_noise: True or False if the method works only with or only without noise
-        in the last denoising step; None if it works with both.
-    draft: the smaller model, or None.
-    criterion_name: how drafts are tested, as reports say it; None if nothing is
-        drafted.
+    name: the method's name in reports: "plain", "self" or "draft".
+    needs_final_noise: True if the method works only with noise in the last denoising
+        step, False if it works only without, and None if it works both ways.
+    draft: the draft model; None if there is none.
+    criterion_name: the name in reports of the test of drafts; None if the method drafts
+        no tokens.
     """
 
     name: ClassVar[str]
@@ -42,23 +42,25 @@ class Method(Protocol):
         return None
 
     def generate(self, batch: Batch) -> Generated:
-        """Makes the images in a jitted call or two; traceable."""
+        """Makes the images of a batch in a jitted call or two. The function can be
+        traced."""
 
     def stream(self, batch: Batch) -> Iterator[Generated]:
-        """Yields what there is after each step or round."""
+        """Yields the images as they are after each AR step or round."""
 
     def exactness(self, options: Options) -> Exactness:
-        """Says whether it is exact, and why; draws that were given up aside."""
+        """Returns the claim that the method is, or is not, exact, and the reason. The
+        claim does not hold for a run in which draws from a residual were given up."""
 
     def describe(self) -> dict[str, Any] | None:
-        """Returns the method's own options, for a report."""
+        """Returns the method's own options for a report; None if it has none."""
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Method):
-    """One AR step after the other: MAR's own sampler, and the reference for all
-    others."""
+    """Generates the tokens of one AR step after the other. This is MAR's own sampler,
+    and the reference for all other methods."""
 
     name: ClassVar[str] = "plain"
 
@@ -87,7 +89,7 @@ class Plain(Method):
 
 
 class _Rounds(Method):
-    """What both ways of speculating over AR steps share."""
+    """The common part of the two methods that speculate over AR steps."""
 
     needs_final_noise: ClassVar[bool | None] = True
     gamma: int
@@ -107,9 +109,9 @@ class _Rounds(Method):
         return self.criterion.name
 
     def speculation(self, batch: Batch) -> Speculation:
-        """Returns the static options of the rounds: no more is drafted than there
-        is."""
-        # The first group is not drafted by the target itself.
+        """Returns the static options of the rounds. Their gamma is at most the number
+        of groups that can be drafted."""
+        # A target that drafts for itself cannot draft the first group.
         most = len(batch.recipe.groups) - (batch.draft is None)
         gamma = min(self.gamma, max(1, most))
         return Speculation(self.criterion, gamma, self.draft_cost, self.prefill)
@@ -133,8 +135,8 @@ class _Rounds(Method):
 @documented
 @dataclasses.dataclass(frozen=True)
 class SelfSpeculation(_Rounds):
-    """The target drafts its own next groups and verifies their denoising paths. Exact,
-    no second model."""
+    """The target drafts its own next groups and verifies their denoising paths. This is
+    exact, and needs no second model."""
 
     gamma: int = option(
         8, "AR steps drafted ahead, at most (default: 8)", flags=("--gamma",), type=int
@@ -174,9 +176,9 @@ class SelfSpeculation(_Rounds):
 class DraftSpeculation(_Rounds):
     """A smaller model drafts the next groups, and the target verifies them.
 
-    draft: the smaller model, of the same tokens.
-    criterion: PathCriterion() is exact; PaperCriterion() is Algorithm 1 of the paper,
-        and lossy as printed.
+    draft: the draft model, which makes the same kind of tokens as the target.
+    criterion: the test of the drafts. PathCriterion() is exact. PaperCriterion() is
+        Algorithm 1 of the paper, and lossy as printed.
     gamma, draft_cost, prefill: as for `SelfSpeculation`.
     """
 
@@ -191,14 +193,17 @@ class DraftSpeculation(_Rounds):
 
 @dataclasses.dataclass(frozen=True)
 class Released(Method):
-    """The published implementation of the paper, number for number. Lossy: see
+    """The published implementation of the paper, number for number. It is lossy: see
     `image.released`.
 
-    draft: the smaller model, of the same tokens.
-    gamma: the target judges after AR steps that are multiples of it.
-    prefill: up to this share of the AR steps, and in the first, the target generates.
-    inner_temperature: divides the distance in the test.
-    max_resamples: proposals for a block, before a zero is left.
+    draft: the draft model, which makes the same kind of tokens as the target.
+    gamma: the target judges the drafts after each AR step whose number, counted from 0,
+        is a multiple of gamma, and after the last AR step.
+    prefill: the target generates the first AR step, and all those whose number, counted
+        from 0, is at most this share of the number of AR steps.
+    inner_temperature: the number by which the distance in the test is divided.
+    max_resamples: the most proposals for a block. A rejected token for which none of
+        them was taken becomes zero.
     """
 
     draft: ImageModel = dataclasses.field(metadata={"report": ""})

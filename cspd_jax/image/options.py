@@ -1,4 +1,4 @@
-"""The options of a generation: one list for Python, the command line and reports."""
+"""The options of a generation, in one list for Python, the command line and reports."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cspd_jax.image.order import Order
 @documented
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How images are generated, whatever the method. `resolve` makes a `Recipe` of
-    them, in which everything is settled."""
+    """How images are generated, whatever the method. `resolve` turns the options into a
+    `Recipe`, which leaves nothing open."""
 
     denoise: ChainSpeculation | str = option(
         "plain",
@@ -88,12 +88,13 @@ class Options:
 
     @property
     def chains(self) -> bool:
-        """Whether there is speculation along the denoising chains."""
+        """Whether the sampler speculates along the denoising chains."""
         return self.denoise != "plain"
 
     @property
     def shortcuts(self) -> tuple[Any, ...]:
-        """What makes the distribution another one than the plain sampler's."""
+        """The options with which the plain sampler draws from another distribution.
+        Each of them has a reason `why`."""
         return tuple(
             shortcut
             for shortcut in (self.anneal, self.order)
@@ -101,7 +102,7 @@ class Options:
         )
 
     def report(self) -> dict[str, Any]:
-        """Returns the options as JSON."""
+        """Returns the options as a JSON object."""
         told = reported(self)
         if hasattr(self.cfg, "tolist"):
             told["cfg"] = self.cfg.tolist()

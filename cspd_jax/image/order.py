@@ -1,4 +1,5 @@
-"""In which order tokens are revealed, and how many at a time."""
+"""The orders in which tokens are revealed, and the groups of tokens that are revealed
+together."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ Array = jax.Array
 
 
 class Group(NamedTuple):
-    """Tokens revealed together by one AR step: `size` of them, from index `start` of
-    the reveal order.
+    """The tokens that one AR step reveals together.
 
-    `revealed` is the share of tokens known after the step as MAR's linear guidance
-    counts it (it keeps one token back at the last step).
+    start: the index of the group's first token in reveal order.
+    size: the number of tokens in the group.
+    revealed: the share of the tokens that are known after the step, as MAR's linear
+        guidance counts them. It counts one token less after the last step.
     """
 
     start: int
@@ -29,21 +31,28 @@ class Group(NamedTuple):
 
 
 def prefix_lengths(length: int, buckets: int) -> list[int]:
-    """Returns the lengths of the encoder's prefix that are compiled: each AR step has
-    the shortest that will do."""
+    """Returns the prefix lengths for which the encoder is compiled, at most `buckets`
+    of them. An AR step uses the shortest prefix that holds its known tokens.
+
+    For 10 tokens and 4 buckets the lengths are [3, 6, 9, 10].
+    """
     unit = -(-length // buckets)
     return [min(length, unit * (i + 1)) for i in range(-(-length // unit))]
 
 
 def random_order(key: Array, length: int) -> Array:
-    """Returns a random order of the positions, [L]: the first entry is generated
-    first."""
+    """Returns a random order of the positions, [L]. The token at the first position of
+    the order is generated first."""
     return jax.random.permutation(key, length)
 
 
 def mask_lengths(length: int, num_iter: int) -> list[int]:
-    """Returns how many tokens MAR leaves masked after each of the `num_iter` AR steps
-    (the last one aside)."""
+    """Returns the numbers of tokens that MAR leaves masked after each of the `num_iter`
+    AR steps. The last number is at least 1, although the last AR step reveals all
+    tokens.
+
+    For 8 tokens in 4 AR steps the numbers are [7, 5, 3, 1].
+    """
     lengths = []
     previous = length
     for step in range(num_iter):
@@ -54,8 +63,12 @@ def mask_lengths(length: int, num_iter: int) -> list[int]:
 
 
 def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
-    """Returns the groups of all AR steps that reveal something (with num_iter > L some
-    reveal nothing)."""
+    """Returns the groups of all AR steps that reveal something. With num_iter > L some
+    AR steps reveal nothing.
+
+    For 8 tokens in 4 AR steps the groups (start, size) are (0, 1), (1, 2), (3, 2) and
+    (5, 3).
+    """
     groups = []
     known = 0
     lengths = mask_lengths(length, num_iter)
@@ -68,7 +81,7 @@ def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
 
 
 def check_square(length: int) -> None:
-    """Raises a UserError for an order on a square grid of tokens that are no square."""
+    """Raises a UserError if this number of tokens does not fill a square grid."""
     if math.isqrt(length) ** 2 != length:
         raise UserError(
             f"the model's {length} tokens are no square, which this order needs"
@@ -77,13 +90,13 @@ def check_square(length: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """In which order tokens are revealed; where a subclass says nothing else, at
-    random."""
+    """The order in which tokens are revealed. It is random, unless a subclass defines
+    another order."""
 
     name: ClassVar[str]
 
     def most_steps(self, length: int) -> int:
-        """Returns the AR steps if no two tokens come together."""
+        """Returns the largest useful number of AR steps: one for each token."""
         return length
 
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
@@ -91,20 +104,21 @@ class Order:
         return reveal_groups(length, num_iter)
 
     def order(self, key: Array, length: int) -> Array:
-        """Returns the positions, [L]."""
+        """Returns the positions [L] in the order in which they are revealed."""
         return random_order(key, length)
 
 
 @dataclasses.dataclass(frozen=True)
 class Random(Order):
-    """In a random order, as MAR does."""
+    """Reveals the tokens in a random order, as MAR does."""
 
     name: ClassVar[str] = "random"
 
 
 @dataclasses.dataclass(frozen=True)
 class Raster(Order):
-    """One token after the other, row by row: the order of causal models."""
+    """Reveals one token after the other, row by row. This is the order of causal
+    models."""
 
     name: ClassVar[str] = "raster"
 
@@ -117,11 +131,12 @@ class Raster(Order):
 
 @dataclasses.dataclass(frozen=True)
 class Spread(Order):
-    """Each token far from the last ones, on a square grid: its distance to the nearest
-    of them is the greatest there is. Another distribution than in random order: that of
-    the plain sampler in this one.
+    """Reveals each token far from the last revealed ones, on a square grid. The next
+    token is the one whose distance to the nearest of them is the greatest. The images
+    have the distribution of the plain sampler with this order, which is not its
+    distribution with a random order.
 
-    last: how many of the tokens before it are kept away from.
+    last: the number of last revealed tokens from which the next one keeps away.
     """
 
     last: int = 8
@@ -132,8 +147,8 @@ class Spread(Order):
         return reveal_groups(length, num_iter)
 
     def order(self, key: Array, length: int) -> Array:
-        """Returns the positions, [L]. Of several that are as far, the next is the first
-        of them in a random order."""
+        """Returns the positions [L] in the order in which they are revealed. If several
+        tokens are equally far, the first of them in a random order is next."""
         positions = random_order(key, length)
         side = math.isqrt(length)
         row = positions // side
@@ -143,22 +158,25 @@ class Spread(Order):
         def reveal(
             state: tuple[Array, Array], step: Array
         ) -> tuple[tuple[Array, Array], Array]:
-            # Of the distances to the last ones, [last, L]; what is left, [L].
+            # The state has the squared distances to the last revealed tokens, [last,
+            # L], and a mask of the tokens that are still hidden, [L].
             squares, hidden = state
             i = jnp.argmax(jnp.where(hidden, squares.min(axis=0), -1))
             to_it = (row - row[i]) ** 2 + (column - column[i]) ** 2
             return (squares.at[step % last].set(to_it), hidden.at[i].set(False)), i
 
-        none = jnp.full((last, length), 2 * length)  # farther than any
+        none = jnp.full((last, length), 2 * length)  # greater than any squared distance
         _, chosen = jax.lax.scan(
             reveal, (none, jnp.ones(length, bool)), jnp.arange(length)
         )
         return positions[chosen]
 
 
-# What "linear" guidance means differs between published samplers.
-RISING = "linear-before"  # in the tokens before this one: from exactly 1 (SphereAR)
-# In the tokens that are left, this one included: down from cfg (NextStep-1).
+# Published samplers mean different things by "linear" guidance. In SphereAR the scale
+# rises with the number of tokens before the current one, and begins at exactly 1.
+RISING = "linear-before"
+# In NextStep-1 the scale falls from cfg, with the number of tokens that are left, the
+# current one included.
 FALLING = "linear-falling"
 
 
@@ -170,10 +188,11 @@ _SHARES = {
 
 
 def guidance_scale(groups: tuple[Group, ...], cfg: ArrayLike, schedule: str) -> Array:
-    """Returns the guidance scale of each group: constant, or linear in the share of
-    tokens revealed.
+    """Returns the guidance scale of each group, [S] or [S, B]. It is constant, or
+    linear in the share of the tokens that are revealed.
 
-    cfg: one number, or one for each image, [B]. -> [S], or [S, B].
+    cfg: the guidance scale, one number or one for each image, [B].
+    schedule: "constant", "linear", or one of the schedules above.
     """
     cfg = jnp.asarray(cfg, float)
     if schedule == "constant":

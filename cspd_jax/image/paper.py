@@ -1,15 +1,19 @@
 """Algorithm 1 of the paper: aligned denoising chains, a test of the last transition,
-Eq. 11 resampling.
+and resampling by Eq. 11.
 
-Draft and target run their chains with the same noise, each to its own x_1. The drafted
-x_0 passes with probability min(1, Sigma p(x_0 | x_1^p) / q(x_0 | x_1^q)), Sigma the
-ratio of the standard deviations along both chains (Eq. 5); a rejected token is drawn
-from p(. | x_1^p) until one passes with max(0, Sigma p - q) / (Sigma p). With Sigma this
-is LOSSY: tokens do not have the target's distribution, and for Sigma < 1 the resampler
-need not end, so it has a limit. With Sigma = 1 it is exact: the shared noise couples
-x_1^p and x_1^q while each keeps its own distribution, and the last transition is a
-maximal coupling of two Gaussians. A widened test (`inner_temperature` other than 1) is
-LOSSY.
+The draft model and the target run their chains with the same noise, each to its own
+x_1. The drafted x_0 passes with probability min(1, Sigma p(x_0 | x_1^p) / q(x_0 |
+x_1^q)), where Sigma is the ratio of the standard deviations along both chains (Eq. 5).
+A rejected token is replaced: proposals are drawn from p(. | x_1^p) until one passes,
+with probability max(0, Sigma p - q) / (Sigma p).
+
+With Sigma this is LOSSY: tokens do not have the target's distribution. For Sigma < 1
+the resampling need not end, so it has a limit. A widened test (`inner_temperature`
+other than 1) is LOSSY, too.
+
+With Sigma = 1 the algorithm is exact. The shared noise couples x_1^p and x_1^q, while
+each keeps its own distribution, and the last transition is a maximal coupling of two
+Gaussians.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ Array = jax.Array
 @documented
 @dataclasses.dataclass(frozen=True)
 class PaperCriterion(Criterion):
-    """Algorithm 1 as printed. Lossy, but exact with sigma=False and
+    """Algorithm 1 as printed, which is lossy. It is exact with sigma=False and
     inner_temperature=1."""
 
     sigma: bool = option(
@@ -69,15 +73,16 @@ class PaperCriterion(Criterion):
     completes: ClassVar[bool] = True
 
     def keys(self, inputs: Inputs, state: State, purpose: Purpose) -> Array:
-        """Returns the images' own keys, which the target's chains and the draft's
-        share."""
+        """Returns the images' own keys. The chains of the target and of the draft model
+        share them."""
         return inputs.keys
 
     def verify(
         self, inputs: Inputs, state: State, drafted: Drafted
     ) -> tuple[Partial, Array, Counts]:
-        """Runs the target's own chains beside the drafts, tests the last transition of
-        each draft, and replaces the rejected tokens of the first group that has any."""
+        """Draws the target's own paths of the drafted tokens, tests the last transition
+        of each draft, and replaces the rejected drafts in the first group that has a
+        rejection."""
         own, counts = self.aligned_chains(inputs, drafted)
         test = self.judge(inputs, state.drafts, drafted, own)
         x, truncated = self.replace_rejected(inputs, state, drafted, own, test)
@@ -88,18 +93,21 @@ class PaperCriterion(Criterion):
         return partial, test.passed, counts
 
     def window_keys(self, inputs: Inputs) -> Array:
-        """Returns keys [B] of what speculated chains of the target draw after x_T. How
-        many drafts of a window are kept depends on noise of steps that come later, the
-        last one's too, which draft and target must not share."""
+        """Returns the keys [B] with which speculated chains of the target draw
+        everything after x_T. The number of steps that a window keeps depends on the
+        noise of later steps, and even of the last step. So the target's noise after x_T
+        must differ from the draft model's."""
         return purpose_keys(inputs.keys, Purpose.UNALIGNED)
 
     def log_acceptance(self, log_ratio: Array) -> Array:
-        """Returns the log probability that a draft passes, from log Sigma p / q."""
+        """Returns the log of the probability that a draft passes, given log(Sigma p /
+        q)."""
         return log_acceptance_of_ratio(log_ratio)
 
     def aligned_chains(self, inputs: Inputs, drafted: Drafted) -> tuple[Paths, Counts]:
-        """Draws the target's own chains of all drafted groups and of the one after
-        them: [B, gamma + 1, G]. Where they are speculated, x_T alone is shared.
+        """Draws the target's own paths [B, gamma + 1, G] of all drafted groups and of
+        the group after them. If `align` is set, they share their noise with the draft
+        model's chains. With speculation along the chains they share x_T alone.
         """
         gamma = inputs.gamma
         groups = drafted.groups[:, :1] + jnp.arange(gamma + 1)
@@ -121,7 +129,7 @@ class PaperCriterion(Criterion):
     def judge(
         self, inputs: Inputs, drafts: Paths, drafted: Drafted, own: Paths
     ) -> LastTransitions:
-        """Tests every draft by Eq. 5."""
+        """Tests the last transition of every draft by Eq. 5."""
         p = jax.tree.map(lambda a: a[:, : inputs.gamma], own).laws
         q = drafts.laws
         narrower = (q.log_var - p.log_var) if self.sigma else jnp.zeros_like(p.log_var)
@@ -144,15 +152,18 @@ class PaperCriterion(Criterion):
         own: Paths,
         test: LastTransitions,
     ) -> tuple[Array, Array]:
-        """Returns the tokens [B, gamma + 1, G, d] that the round may commit: drafts
-        that passed, draws of Eq. 11 where drafts of the first group that has a
-        rejection were rejected, the target's own elsewhere. Counts the draws that were
-        given up, [B]."""
+        """Returns the tokens [B, gamma + 1, G, d] that the round may commit, and the
+        numbers [B] of draws that were given up.
+
+        A draft that passed stays. In the first group with a rejection, each rejected
+        draft is replaced by a draw of Eq. 11. All remaining tokens are the target's
+        own.
+        """
         gamma = inputs.gamma
         lanes = jnp.arange(inputs.images)
         n = accepted_groups(drafted.to_test, test.passed)
         at = jnp.minimum(n, gamma - 1)
-        # None where all groups are kept whole: the last of them is looked at then.
+        # If all groups are kept whole, the last group is taken, which has no rejection.
         rejected = (drafted.to_test & ~test.passed)[lanes, at]
         p, q, log_sigma = jax.tree.map(
             lambda a: a[lanes, at], (test.p, test.q, test.log_sigma)
@@ -172,8 +183,9 @@ class PaperCriterion(Criterion):
     def residual(
         self, keys: Array, p: Gaussian, q: Gaussian, log_sigma: Array, needed: Array
     ) -> Resampled:
-        """Draws [B, G, d] with density ~ (Sigma p - q)_+ / Sigma; without Sigma from an
-        envelope, which has no trouble where p and q are close."""
+        """Draws tokens [B, G, d] with a density proportional to (Sigma p - q)_+. With
+        Sigma = 1 the proposals come from an envelope, which is fast even if p and q are
+        close."""
         limits: dict[str, Any] = {
             "proposals": self.proposals,
             "max_trips": self.max_resamples,
@@ -217,12 +229,12 @@ class PaperCriterion(Criterion):
 
 
 class LastTransitions(NamedTuple):
-    """The last transitions of the drafted tokens, and their tests: [B, gamma, G, ...].
+    """The last transitions of the drafted tokens, and their tests.
 
-    p: from the target's x_1.
-    q: from the draft's x_1.
-    log_sigma: log of the factor Sigma, or zeros without it.
-    passed: whether the draft passed.
+    p: [B, gamma, G, d] the law of x_0 given the target's x_1.
+    q: [B, gamma, G, d] the law of x_0 given the draft model's x_1.
+    log_sigma: [B, gamma, G] the log of the factor Sigma; zeros if Sigma is left out.
+    passed: [B, gamma, G] whether the draft passed the test.
     """
 
     p: Gaussian
@@ -232,5 +244,5 @@ class LastTransitions(NamedTuple):
 
 
 def token_keys(inputs: Inputs, positions: Array, purpose: Purpose) -> Array:
-    """Returns a key for each position [B, N, G]."""
+    """Returns the keys [B, N, G] of a purpose, one for each position [B, N, G]."""
     return at_positions(purpose_keys(inputs.keys, purpose), positions)

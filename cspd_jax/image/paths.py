@@ -1,8 +1,10 @@
-"""Denoising paths of many tokens: drawn, completed, and their laws under a network.
+"""Functions that draw and complete the denoising paths of tokens, and that compute the
+laws of their transitions under a network.
 
-A path is a token with all T states of its denoising chain. Speculation over AR steps
-keeps the first transitions of a path and draws the others anew, so most of its paths
-are `Partial`: their last steps are still to be drawn.
+A path is all T + 1 states of a token's denoising chain, from the noise x_T to the token
+x_0. Speculation over AR steps keeps the first transitions of a path and draws the
+remaining ones anew. Until then the path is `Partial`: its last steps are still to be
+drawn.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ Array = jax.Array
 
 
 class Paths(NamedTuple):
-    """Tokens with their denoising paths, and what drew them.
+    """The denoising paths of tokens, and the laws of their transitions.
 
     states: [..., T + 1, d] entry i is x_i: entry 0 is the token, entry T is noise.
-    laws: [..., T, d] the Gaussian that entry i of the states was drawn from.
+    laws: [..., T, d] entry i is the Gaussian from which x_i was drawn.
     """
 
     states: Array
@@ -47,17 +49,17 @@ class Partial(NamedTuple):
 
     With T = 3 steps:
 
-        left    states that are there      laws that are there
+        left    states that are drawn      laws that are known
         0       x_0, x_1, x_2, x_3         of x_0, x_1, x_2
         1            x_1, x_2, x_3         of      x_1, x_2
         2                 x_2, x_3         of           x_2
         3       none: x_3 is drawn too     none
 
-    The other entries mean nothing.
+    The remaining entries have no meaning.
 
-    states: [..., T + 1, d]
-    laws: [..., T, d]
-    left: [...]
+    states: [..., T + 1, d] entry i is x_i, as in `Paths`.
+    laws: [..., T, d] entry i is the Gaussian from which x_i was drawn.
+    left: [...] the number of steps that are still to be drawn.
     """
 
     states: Array
@@ -66,8 +68,11 @@ class Partial(NamedTuple):
 
 
 def nothing_drawn(bound: BoundModel, wanted: Array) -> Partial:
-    """Returns paths [...] that are to be drawn from their noise on, where they are
-    wanted [...]; of the others nothing is left to draw."""
+    """Returns paths [...] without any drawn state. A path that is not wanted has no
+    steps left to draw.
+
+    wanted: [...] whether each path is wanted.
+    """
     steps = bound.steps
     shape = (*wanted.shape, steps, bound.network.token_dim)
     zeros = jnp.zeros(shape, bound.dtype)
@@ -83,15 +88,15 @@ def complete(
     scale: Array,
     window_keys: Array | None = None,
 ) -> tuple[Paths, Counts]:
-    """Draws what is left of paths [B, N, G, ...], step by step or by speculation along
-    their chains.
+    """Draws the steps that are left of paths [B, N, G], step by step or by speculation
+    along their chains. Returns the whole paths, and the counts of the head calls.
 
-    bound: the network that draws, with the keys of all noise.
-    positions: [B, N, G]
-    z: [B, N, G, H, D] contexts.
-    scale: [B, N, G] of guidance.
-    window_keys: [B] in place of the bound keys, of all that speculation along the
-        chains draws after x_T.
+    bound: the network that draws, with the keys of its noise.
+    positions: [B, N, G] the position of each token.
+    z: [B, N, G, H, D] the context of each token; H is 2 with guidance, else 1.
+    scale: [B, N, G] the guidance scale of each token.
+    window_keys: [B] the keys with which speculation along the chains draws everything
+        after x_T; None takes the keys of `bound`.
     """
     shape = positions.shape
     steps = bound.steps
@@ -128,8 +133,15 @@ def complete(
 def laws(
     bound: BoundModel, states: Array, z: Array, scale: Array
 ) -> tuple[Gaussian, Counts]:
-    """Finds the laws of the transitions of paths [..., T + 1, d] under z [..., H, D]:
-    [..., T, d], entry i to x_i. No call waits for the result of another."""
+    """Computes the laws of the transitions of given paths under a network, and counts
+    the head calls. No head call waits for the result of another.
+
+    Entry i of the laws [..., T, d] is the law of the transition to x_i.
+
+    states: [..., T + 1, d] the states of the paths.
+    z: [..., H, D] the context of each token.
+    scale: [...] the guidance scale of each token.
+    """
     steps = bound.steps
     rows = by_step(states)
     found = path_laws(chains_of(bound, z, scale), rows)
@@ -140,21 +152,24 @@ def laws(
 
 
 def by_step(a: Array) -> Array:
-    """Turns paths [..., T, d] into rows, step by step: [T, R, d]."""
+    """Reshapes an array of paths [..., T, d] to [T, R, d]: the steps come first, and
+    the R paths become rows."""
     return jnp.moveaxis(a.reshape(-1, *a.shape[-2:]), 0, 1)
 
 
 def guess_at(
     bound: BoundModel, states: Array, laws: Gaussian, left: Array
 ) -> Prediction:
-    """Returns what the chain drafter guesses at the newest state of each path, with
-    steps `left` [R]; nothing of meaning where a path has not begun.
+    """Returns the chain drafter's guess of the head's output at the newest state of
+    each path. The guess has no meaning for a path that has not begun.
 
-    The head's own prediction one step earlier is recovered from the law of the newest
-    state.
+    The newest state x_left was drawn from a law. From this law the function recovers
+    what the head predicted at the state before, x_{left + 1}, and advances it by one
+    step.
 
-    states: [T + 1, R, d]
-    laws: [T, R, d]
+    states: [T + 1, R, d] entry i is x_i.
+    laws: [T, R, d] entry i is the Gaussian from which x_i was drawn.
+    left: [R] the number of steps that are left of each path.
     """
     rows = jnp.arange(len(left))
     step = jnp.minimum(left, bound.steps - 1)
@@ -163,7 +178,7 @@ def guess_at(
     p: Gaussian = jax.tree.map(lambda a: a[step, rows], laws)
     schedule = coefficients(sampling_schedule(bound.recipe.respacing), bound.dtype)
     c = jax.tree.map(lambda a: a[step][:, None], schedule)
-    # The head predicts laws without the temperature, which p has.
+    # The law p includes the temperature, and the head's prediction does not.
     temperature = jnp.asarray(bound.recipe.temperature, bound.dtype)
     cooled = Gaussian(p.mean, p.log_var - 2 * jnp.log(temperature))
     predicted = Prediction(*implied(c, before, cooled))
@@ -171,10 +186,14 @@ def guess_at(
 
 
 def chains_of(bound: BoundModel, z: Array, scale: Array) -> Chains:
-    """Returns chains of tokens [...] with contexts z [..., H, D], with noise in the
-    last step, as drafts cannot be verified without it."""
+    """Returns the chains of tokens [...]. They have noise in the last step, because
+    drafts cannot be verified without it.
+
+    z: [..., H, D] the context of each token.
+    scale: [...] the guidance scale of each token.
+    """
     flat = z.reshape(-1, *z.shape[-2:])
-    rows = jnp.moveaxis(flat, 0, 1).reshape(-1, z.shape[-1])  # conditional ones first
+    rows = jnp.moveaxis(flat, 0, 1).reshape(-1, z.shape[-1])  # conditional rows first
     recipe = dataclasses.replace(
         bound.recipe,
         temperature=jnp.asarray(bound.recipe.temperature, bound.dtype),

@@ -1,4 +1,5 @@
-"""From images to tokens and back: patches, latents, pixels."""
+"""Functions that turn images into tokens and back, by way of pixels, latents and
+patches."""
 
 from __future__ import annotations
 
@@ -19,8 +20,10 @@ from cspd_jax.networks.sphere_vae import SphereVAEConfig
 
 Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
 
-_DECODED_TOGETHER = 8  # images per call of the autoencoder,
-_PIXELS_TOGETHER = 2**19  # unless they have more pixels than these
+# A call of the autoencoder decodes at most 8 images, and at most this many pixels
+# unless a single image has more.
+_DECODED_TOGETHER = 8
+_PIXELS_TOGETHER = 2**19
 _NAMES = {
     KLConfig: "a KL-16",
     FluxConfig: "a FLUX-type one",
@@ -29,8 +32,9 @@ _NAMES = {
 
 
 def patchify(images: Array, patch: int) -> Array:
-    """Cuts [B, H, W, C] into tokens [B, (H/p)(W/p), C p p]; inside a token the order is
-    channel, row, column."""
+    """Cuts images [B, H, W, C] into patches of p x p pixels, and returns them as tokens
+    [B, (H/p)(W/p), C p p]. The numbers of a token are ordered by channel, then by row,
+    then by column."""
     b, h, w, c = images.shape
     grid = images.reshape(b, h // patch, patch, w // patch, patch, c)
     return grid.transpose(0, 1, 3, 5, 2, 4).reshape(
@@ -39,8 +43,11 @@ def patchify(images: Array, patch: int) -> Array:
 
 
 def unpatchify(tokens: Array, patch: int, rows: int | None = None) -> Array:
-    """Joins tokens as the inverse of `patchify`: [B, L, C p p] -> [B, H, W, C]. rows:
-    of tokens (those of a square image)."""
+    """Joins tokens [B, L, C p p] to images [B, H, W, C]. This is the inverse of
+    `patchify`.
+
+    rows: the number of rows of tokens (default: as in a square image).
+    """
     b, length, dim = tokens.shape
     rows = rows or round(length**0.5)
     c = dim // patch**2
@@ -52,10 +59,9 @@ def unpatchify(tokens: Array, patch: int, rows: int | None = None) -> Array:
 def to_images(
     model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None = None
 ) -> np.ndarray:
-    """Turns tokens [N, L, d] into uint8 images [N, H, W, C]. Models on latents
-    (vae_stride > 1) need the `vae`.
+    """Turns tokens [N, L, d] into uint8 images [N, H, W, C]. A NaN becomes black.
 
-    Values that are not numbers become black.
+    vae: the autoencoder, if the model's tokens are latents (its vae_stride is above 1).
     """
     check_vae(model, vae)
     if vae is None:
@@ -71,9 +77,9 @@ def to_images(
 def to_tokens(
     model: ImageModel, images: np.ndarray, vae: VAE | None = None
 ) -> np.ndarray:
-    """Turns uint8 images [N, H, W, C] into tokens [N, L, d], the inverse of
-    `to_images`. Models on latents need the `vae`; a token is the mean of what its
-    encoder says."""
+    """Turns uint8 images [N, H, W, C] into tokens [N, L, d]. This is the inverse of
+    `to_images`. If the model's tokens are latents, they are the means that the encoder
+    of the `vae` predicts."""
     check_vae(model, vae)
     config = model.config
     images = np.asarray(images)
@@ -101,8 +107,8 @@ def to_tokens(
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _encode(config: KLConfig | SphereVAEConfig, params, images, dtype):
-    """Returns the means of latents; of an S-VAE the tokens that lie in their
-    directions."""
+    """Returns the means of the latents of images. An S-VAE returns the tokens in the
+    directions of the means instead."""
     if isinstance(config, SphereVAEConfig):
         return (
             sphere_vae.encode(config, params, images, dtype).mu * config.latent_dim**0.5
@@ -118,27 +124,27 @@ def _encode(config: KLConfig | SphereVAEConfig, params, images, dtype):
 
 
 def _on_sphere(model: ImageModel) -> bool:
-    """Says whether the model's tokens are those of an S-VAE, which are its latents as
-    they are."""
+    """Returns whether the model's tokens come from an S-VAE, whose latents are its
+    tokens."""
     return getattr(model.config, "on_sphere", False)
 
 
 def as_bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
-    """Turns [-1, 1] into uint8; what is NaN becomes black."""
+    """Turns pixels in [-1, 1] into uint8. A NaN becomes black."""
     pixels = np.nan_to_num(np.asarray(pixels, np.float32), nan=-1.0)
     return (np.clip(pixels, -1, 1) * 127.5 + 127.5).round().astype(np.uint8)
 
 
 def _sphere_bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
-    """Turns [-1, 1] into uint8 by the formula of SphereAR: in float32 another one gives
-    other bytes, if rarely."""
+    """Turns pixels in [-1, 1] into uint8 by SphereAR's formula. In float32 another
+    formula gives another byte now and then."""
     pixels = np.nan_to_num(np.asarray(pixels, np.float32), nan=-1.0)
     return np.clip(127.5 * pixels + 128, 0, 255).astype(np.uint8)
 
 
 def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
-    """Turns tokens [N, L, d] into float32 latents [N, h, w, c] as an autoencoder's
-    decoder takes them."""
+    """Turns tokens [N, L, d] into float32 latents [N, h, w, c], which the decoder of an
+    autoencoder takes."""
     config = model.config
     scale = 1 if _on_sphere(model) else getattr(config, "latent_scale", LATENT_SCALE)
     latents = unpatchify(
@@ -148,8 +154,8 @@ def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
 
 
 def check_vae(model: ImageModel, vae: VAE | None) -> None:
-    """Raises a UserError unless the autoencoder (None for a model that makes pixels) is
-    of this model's latents."""
+    """Raises a UserError if the autoencoder does not fit the model's latents. A model
+    that makes pixels needs none (None)."""
     if vae is None and model.config.vae_stride != 1:
         raise UserError(
             f"{model.name} has latents; give the autoencoder that they are of (vae,"
@@ -173,8 +179,8 @@ def check_vae(model: ImageModel, vae: VAE | None) -> None:
 
 
 def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
-    """Decodes latents to uint8 images [N, H, W, 3], a few at a time: only bytes are
-    kept of all."""
+    """Decodes latents to uint8 images [N, H, W, 3], a few at a time, so that only the
+    bytes of all images are kept in memory."""
     to_bytes = _sphere_bytes if isinstance(vae.config, SphereVAEConfig) else as_bytes
     if isinstance(vae.config, FluxConfig):
         latents = latents / np.float32(vae.config.scale) + np.float32(vae.config.shift)

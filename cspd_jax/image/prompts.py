@@ -1,8 +1,8 @@
-"""Prompts for models that make images from text: bound to a model, they are its
-classes.
+"""Prompts for models that make images from text. Prompts that are bound to a model
+become its classes.
 
-Whatever takes class labels then takes the numbers of the prompts, 0, 1, 2 and so on,
-and -1 for the unconditional prompt, which is also what guidance is measured from.
+A function that takes class labels then takes the numbers of the prompts: 0, 1, 2 and so
+on. The label -1 stands for the unconditional prompt, which guidance uses as well.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ def bind(
     normalise: bool | None = None,
     texts: Sequence[str] = (),
 ) -> ImageModel:
-    """Makes these prompts the classes of the model.
+    """Returns the model with these prompts as its classes.
 
-    prompts: ids, each with all that comes before the image (see `ask`). They are padded
-        on the left; the positions that the model sees count the padding, which changes
-        nothing but rounding.
+    prompts: the ids of each prompt: everything that comes before the image (see `ask`).
+        Shorter prompts are padded on the left. The padding is counted in the positions
+        that the model sees, which changes nothing but rounding.
     negative: the ids of the unconditional prompt.
-    grid: tokens along the height and the width of the images (the model's own).
-    normalise: tokens are normalised where their chains end (as the model's
-        configuration says).
-    texts: one for each prompt, as captions.
+    grid: the numbers of tokens along the height and the width of the images (default:
+        the model's own).
+    normalise: whether a token is normalised at the end of its chain (default: as in the
+        model's configuration).
+    texts: a caption for each prompt.
     """
     config = _config(model)
     rows = [list(row) for row in (*prompts, negative)]
@@ -85,15 +86,16 @@ def ask(
     *,
     grid: tuple[int, int] | None = None,
 ) -> ImageModel:
-    """Makes these texts the classes of the model, by the tokenizer that lies beside its
-    weights; encoded once, whatever is generated from them.
+    """Returns the model with these texts as its classes. The tokenizer in the model's
+    folder encodes the texts once, however many images are made.
 
+    A prompt has the form of NextStep-1's prompts: the ids of the text, the ids of the
+    size of the image, and the id that begins an image. The tokenizer must not add ids
+    of its own at the end of a text.
+
+    texts: the prompts.
     negative: the unconditional prompt, for guidance.
     grid: as for `bind`.
-
-    As NextStep-1 is asked, a prompt is the ids of the text, those of the size of the
-    image, and the one that begins an image. The tokenizer must not add ids of its own
-    at the end of a text.
     """
     config = _config(model)
     tokenizer = (
@@ -111,7 +113,7 @@ def ask(
         )
     height, width = grid or (config.rows, config.columns)
     size = tokenizer.encode(f"<|image_area|>{height}*{width}")
-    if size[0] in config.lm.bos_ids:  # it begins the text already
+    if size[0] in config.lm.bos_ids:  # the text already begins with it
         size = size[1:]
     rows = [
         [*tokenizer.encode(text), *size, *config.image_ids]

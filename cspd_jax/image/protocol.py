@@ -1,4 +1,5 @@
-"""What the image samplers ask of a model. Any object with these functions will do."""
+"""The interface of a model for the image samplers. Any object with these functions will
+do."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ Array = jax.Array
 
 
 class TokenModel(Denoiser, Protocol):
-    """Pure functions of explicit parameters; hashable, so that it can be a static
-    argument.
+    """The interface of a network: pure functions of explicit parameters. The object is
+    hashable, so that it can be a static argument.
 
-    Tokens are in reveal order throughout: `reveal` [B, L] holds positions, the first
-    `n_known` are known.
+    All tokens are in reveal order. `reveal` [B, L] holds the position of each token,
+    and the first `n_known` tokens are known.
 
-    seq_len: L, tokens per image.
-    token_dim: d, numbers per token.
+    seq_len: L, the number of tokens of an image.
+    token_dim: d, the number of coordinates of a token.
     """
 
     @property
@@ -29,8 +30,8 @@ class TokenModel(Denoiser, Protocol):
     def token_dim(self) -> int: ...
 
     def embed_class(self, params: Any, labels: Array, unconditional: Array) -> Array:
-        """Embeds labels [B]; where `unconditional` [B] is set, the embedding of "no
-        class". -> [B, De]"""
+        """Returns the embeddings [B, De] of the labels [B]. A row for which
+        `unconditional` [B] is set has the embedding of "no class"."""
         ...
 
     def context(
@@ -44,44 +45,53 @@ class TokenModel(Denoiser, Protocol):
         *,
         bucket: int,
     ) -> Array:
-        """Reads tokens [B, L, d], of which n_known [B] are known, and returns z [B, Q,
-        D] at the indices `rows` [B, Q] of the reveal order.
+        """Returns the contexts z [B, Q, D] of the tokens at the indices `rows` [B, Q]
+        in reveal order, given the known tokens.
 
-        Values of unknown tokens must not matter. `bucket` is a static bound on n_known.
+        tokens: [B, L, d] the tokens. The values of unknown tokens must not matter.
+        reveal: [B, L] the position of each token.
+        n_known: [B] the number of known tokens.
+        class_embedding: [B, De] the result of `embed_class`.
+        rows: [B, Q] the indices of the wanted tokens.
+        bucket: a static bound on n_known.
         """
         ...
 
 
 @runtime_checkable
 class CausalTokenModel(Protocol):
-    """What a model has in addition that is made for one order of the tokens, row by
-    row.
+    """The additional interface of a causal model, whose tokens come in one order only:
+    row by row.
 
-    linear_guidance: what the schedule "linear" is called for it (`image.order`).
+    linear_guidance: the schedule that the model means by "linear" (`image.order`).
     """
 
     @property
     def linear_guidance(self) -> str: ...
 
     def finish(self, x: Array) -> Array:
-        """Turns the end of a chain [..., d] into the token: what is fed back and
-        decoded, such as its direction."""
+        """Turns the last states of chains, x [..., d], into tokens, which the model
+        reads and the autoencoder decodes. A token may be the direction of x, for
+        example."""
         ...
 
 
 @runtime_checkable
 class CachedTokenModel(Protocol):
-    """What a causal model may have in addition: a cache of its context, carried by the
-    sampler.
+    """The additional interface of a model that has a cache of its context. The sampler
+    carries the cache from one AR step to the next.
 
-    Every entry belongs to an index of the reveal order, and entries at n_known or later
-    are never read. So rolling back is calling `extend` with a smaller n_known, and
-    nothing has to be undone.
+    Every entry of the cache belongs to an index in reveal order. Entries at n_known or
+    later are never read. So calling `extend` with a smaller n_known rolls the cache
+    back, and nothing has to be undone.
     """
 
     def init_cache(self, params: Any, reveal: Array, class_embedding: Array) -> Any:
-        """Returns a cache of nothing, for reveal [B, L] and class_embedding [B, De]:
-        any pytree."""
+        """Returns an empty cache, which may be any pytree.
+
+        reveal: [B, L] the position of each token.
+        class_embedding: [B, De] the result of `embed_class`.
+        """
         ...
 
     def extend(
@@ -96,6 +106,6 @@ class CachedTokenModel(Protocol):
         *,
         bucket: int,
     ) -> tuple[Array, Any]:
-        """Does what `TokenModel.context` does, and returns the cache with the entries
-        that it was missing."""
+        """Returns the same contexts as `TokenModel.context`, and the cache with the
+        entries of all known tokens."""
         ...

@@ -1,7 +1,7 @@
-"""What is settled before images are made: how (`Recipe`), and which (`Batch`).
+"""How images are made (`Recipe`), and which images are made (`Batch`).
 
-Both are pytrees. What decides the compiled program is static; the rest may be replaced
-by other numbers, traced ones too, and compiles nothing.
+Both records are pytrees. The fields that decide the compiled program are static. Other
+values of the remaining fields, traced values too, compile nothing new.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ STATIC = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How B images are made, whatever the method: `Options` with nothing left open.
+    """How B images are made, whatever the method: the `Options`, with nothing left
+    open.
 
-    Static:
-    num_iter: AR steps that were asked for; some may reveal nothing.
+    The static fields:
+    num_iter: the number of AR steps. Some of them may reveal nothing.
     order: the rule by which tokens are revealed.
-    groups: [S] of the AR steps that reveal something.
-    respacing: which denoising steps there are.
-    respacings: [S] of each AR step; the same but where they are annealed.
-    prefixes: lengths that the encoder is compiled for; each AR step has the shortest
-        that will do.
-    chain: speculation along the denoising chains; None runs them step by step.
-    guided: whether an unconditional half runs.
+    groups: [S] the groups of the AR steps that reveal something.
+    respacing: the denoising steps that are kept, for example "100".
+    respacings: [S] the respacing of each AR step. They differ only with annealing.
+    prefixes: the prefix lengths for which the encoder is compiled. Each AR step uses
+        the shortest prefix that holds its known tokens.
+    chain: the speculation along the denoising chains; None runs them step by step.
+    guided: whether there is guidance, for which every image has an unconditional row.
     cfg_schedule: how the guidance scale develops along the AR steps.
-    final_noise: whether the last denoising step has noise.
-    claim: whether the distribution is the plain sampler's, and why.
+    final_noise: whether noise is added in the last denoising step.
+    claim: the claim that the images have the plain sampler's distribution, or have not.
 
-    Data:
-    cfg: [B] guidance scale.
-    temperature: [] of the denoising noise.
-    drafter: drafts denoising steps.
-    draft_drafter: drafts denoising steps of the draft model.
-    known: tokens that stay; None where nothing is known.
+    The fields that are data:
+    cfg: [B] the guidance scale of each image.
+    temperature: [] the factor of the standard deviation of every denoising step.
+    drafter: the drafter of the model's denoising steps.
+    draft_drafter: the drafter of the draft model's denoising steps.
+    known: the tokens that stay as they are; None if there are none.
     """
 
     num_iter: int = dataclasses.field(metadata=STATIC)
@@ -71,12 +72,12 @@ class Recipe:
 
     @property
     def separate_first(self) -> bool:
-        """Whether the halves of guidance draw their first tokens apart, as SphereAR's
-        do: its scale is 1."""
+        """Whether the conditional and the unconditional half draw a first token each.
+        They do so in SphereAR, where the guidance scale of the first token is 1."""
         return self.guided and self.cfg_schedule == RISING
 
     def report(self) -> dict[str, Any]:
-        """Returns what was settled, as JSON."""
+        """Returns the recipe as a JSON object, for a report."""
         chosen = ("num_iter", "respacing", "cfg_schedule", "final_noise", "guided")
         return {
             **{name: getattr(self, name) for name in chosen},
@@ -89,7 +90,7 @@ class Recipe:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A smaller model that drafts: its network (static) and its parameters."""
+    """The draft model of a batch: its network (static) and its parameters."""
 
     network: TokenModel = dataclasses.field(metadata=STATIC)
     params: Any = None
@@ -100,15 +101,17 @@ class Draft:
 class Batch:
     """B images that are to be made.
 
-    network: static.
-    method: which way, without its draft model (static).
-    keys: [B] one for each image.
-    labels: [B] class numbers; -1 is "no class".
-    recipe: how they are made, whatever the method.
-    draft: the smaller model, if one drafts.
-    order: [B, L] positions, in place of those that the keys give.
-    noise: [T + 1, B, L, d] of the chains by position, in place of what the keys give
-        ([T + 1, 2B, L, d] where the halves draw first tokens apart).
+    network: the network that generates (static).
+    method: the method, without its draft model (static).
+    params: the parameters of the network.
+    keys: [B] the key of each image.
+    labels: [B] the class number of each image; -1 is "no class".
+    recipe: how the images are made, whatever the method.
+    draft: the draft model; None if there is none.
+    order: [B, L] the positions in reveal order; None draws them from the keys.
+    noise: [T + 1, B or 2B, L, d] the noise of the chains by position; None draws it
+        from the keys. There are 2B rows if the two halves of guidance draw a first
+        token each (`Recipe.separate_first`).
     """
 
     network: TokenModel = dataclasses.field(metadata=STATIC)
@@ -122,15 +125,15 @@ class Batch:
     noise: Array | None = None
 
     def generate(self) -> Generated:
-        """Makes the images; traceable."""
+        """Makes the images. The function can be traced."""
         return self.method.generate(self)
 
     def stream(self) -> Iterator[Generated]:
-        """Yields what there is after each step or round."""
+        """Yields the images as they are after each AR step or round."""
         return self.method.stream(self)
 
     def of_draft(self, draft: Draft) -> Batch:
-        """Returns the same images for the draft model."""
+        """Returns the same batch with the draft model in place of the target."""
         recipe = dataclasses.replace(self.recipe, drafter=self.recipe.draft_drafter)
         return dataclasses.replace(
             self, network=draft.network, params=draft.params, recipe=recipe
@@ -138,13 +141,14 @@ class Batch:
 
     @property
     def missing(self) -> np.ndarray:
-        """Counts the tokens that are to be drawn of each image, [B]."""
+        """The number of tokens that each image still lacks, [B]."""
         known = self.recipe.known
         every = np.full(len(self.labels), self.network.seq_len)
         return every if known is None else every - np.sum(known.mask, axis=1)
 
     def split(self) -> tuple[Any, Batch]:
-        """Returns what is by image, and the batch without it."""
+        """Splits the batch: returns the fields that have a row for each image, and a
+        batch without them."""
         assert self.noise is None, "injected noise is for all images together"
         rows = self.keys, self.labels, self.order, self.recipe.cfg, self.recipe.known
         none: Any = None
@@ -154,13 +158,14 @@ class Batch:
 
     @classmethod
     def joined(cls, rows: Any, shared: Batch) -> Batch:
-        """Undoes `split`, with the rows of some images."""
+        """Makes a batch of the two results of `split`. The rows may be those of fewer
+        images."""
         keys, labels, order, cfg, known = rows
         recipe = dataclasses.replace(shared.recipe, cfg=cfg, known=known)
         own = {"keys": keys, "labels": labels, "order": order}
         return dataclasses.replace(shared, **own, recipe=recipe)
 
     def __getitem__(self, index: np.ndarray) -> Batch:
-        """Returns the images with these numbers."""
+        """Returns the batch of the images with these numbers."""
         rows, shared = self.split()
         return self.joined(jax.tree.map(lambda a: a[index], rows), shared)

@@ -1,4 +1,4 @@
-"""Regions of a picture, and the tokens that lie in them whole."""
+"""Regions of a picture, and the tokens that lie entirely within them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from cspd_jax.check import UserError, shown
 from cspd_jax.models import ImageModel
 
-NAMES = {  # x0, y0, x1, y1 in quarters of a picture
+NAMES = {  # x0, y0, x1, y1 of each region, in quarters of a picture
     "top-half": (0, 0, 4, 2),
     "bottom-half": (0, 2, 4, 4),
     "left-half": (0, 0, 2, 4),
     "right-half": (2, 0, 4, 4),
-    "border": (1, 1, 3, 3),  # of which the rest is meant
+    "border": (1, 1, 3, 3),  # the border is all but this box
 }
 _BOX = re.compile(r"\d+,\d+,\d+,\d+")
 
 
 def size_of(model: ImageModel) -> tuple[int, int]:
-    """Returns height and width of the model's pictures, in pixels."""
+    """Returns the height and the width of the model's pictures, in pixels."""
     side = model.config.patch_size * model.config.vae_stride
     length = model.network.seq_len
     rows = getattr(model.config, "rows", 0) or round(length**0.5)
@@ -28,13 +28,16 @@ def size_of(model: ImageModel) -> tuple[int, int]:
 
 
 def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray:
-    """Finds the tokens [L] to keep, by position, for `Known`: those of which every
-    pixel lies in the region.
+    """Returns the mask [L], by position, of the tokens to keep, for `Known`. A token is
+    kept if all of its pixels lie within the region.
 
-    what: top-half, bottom-half, left-half, right-half; border, all but the middle half
-        of both sides; a box "x0,y0,x1,y1" in pixels, x1 and y1 left out; a share "50%"
-        of the tokens, at random by the seed; or an array [H, W], true where a pixel
-        stays.
+    what: the region, in one of these forms:
+        "top-half", "bottom-half", "left-half" or "right-half";
+        "border", which is everything except the middle half of both sides;
+        a box "x0,y0,x1,y1" in pixels, without column x1 and row y1;
+        a share of the tokens, such as "50%", chosen at random with the seed;
+        an array [H, W], true where a pixel stays.
+    seed: the seed of a random choice.
     """
     (height, width) = size_of(model)
     side = model.config.patch_size * model.config.vae_stride

@@ -1,35 +1,40 @@
-"""The released runner of continuous speculative decoding, number for number: fast, and
-LOSSY.
+"""The released runner of continuous speculative decoding, number for number. It is
+fast, and LOSSY.
 
-A draft model generates the tokens, and every `gamma` AR steps one call of the target
-judges those since the last call. The tokens do not have the target's distribution, for
-five reasons: the target judges a whole block in the context from before it and never
-sees the drafted tokens in it; nothing is cut off after a rejection, so tokens stay that
-were drafted after one that was replaced; the distance in the test is divided by an
-"inner temperature" (42); the factor for the transitions before the last is the inverse
-of the one that would belong there; and a rejected token for which no proposal was taken
-in `max_resamples` tries becomes a zero vector.
+A draft model generates the tokens. Every `gamma` AR steps one call of the target judges
+the tokens that were drafted since its last call: these are a block. The tokens do not
+have the target's distribution, for five reasons:
 
-Draft and target run their chains on the same noise, without noise in the last
-transition, so a drafted token is the mean of its last transition. With N(mu, sigma)
-that transition (sigma times the temperature), S the sum of log sigma over the
-transitions before it (sigma without the temperature), p of the target, q of the draft,
-it is accepted if
+- The target judges a whole block in the context from before the block. It never sees
+  the drafted tokens of the block.
+- Nothing is cut off after a rejection. So tokens stay that were drafted after a token
+  that was replaced.
+- The distance in the test is divided by an "inner temperature" (42).
+- The factor for the transitions before the last one is the inverse of the right factor.
+- A rejected token becomes a zero vector if no proposal is taken in `max_resamples`
+  tries.
+
+The draft model and the target run their chains with the same noise, and without noise
+in the last transition. So a drafted token is the mean of its last transition. Let this
+transition be N(mu, sigma), where sigma includes the temperature. Let S be the sum of
+log sigma over the transitions before it, without the temperature. With p for the target
+and q for the draft model, the token is accepted if
 
     u < F prod(sigma_q / sigma_p)
         exp(-|(mu_q - mu_p) / (sigma_p inner_temperature)|^2 / 2),
 
     F = e^(S_p - S_q).
 
-Everything is computed in logs. Where the runner's products underflow to 0 / 0 (more
-than 16 coordinates), it rejects every draft and leaves zeros; that is not imitated.
+This module computes everything in logs. The runner's products underflow to 0 / 0 with
+more than 16 coordinates. Then the runner rejects every draft and leaves zeros, which
+this module does not imitate.
 
-Where a token is rejected, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F
-p(x)). The tries go on until a proposal was taken for each token of the block, also
-where its draft was accepted; a later one that is taken replaces an earlier one. The
-runner repeats them for the whole batch until that holds in every row; so it is done
-here with recorded numbers (`Recorded`). With keys each image stops by itself, and does
-not depend on its neighbours.
+For a rejected token, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F p(x)).
+The tries go on until a proposal was taken for each token of the block, even for a token
+whose draft was accepted. If a later proposal is taken, it replaces the earlier one. The
+runner repeats the tries for the whole batch until each row is done. With recorded
+numbers (`Recorded`) this module does the same. With keys each image stops by itself,
+and does not depend on the images next to it.
 """
 
 from __future__ import annotations
@@ -60,11 +65,11 @@ from cspd_jax.keys import Purpose, at_positions, purpose_keys
 Array = jax.Array
 
 
-# The schedule: which model is called when; it depends on nothing random.
+# The schedule says which model is called when. It depends on nothing random.
 
 
 class Runner(Protocol):
-    """The options of the runner, static: what `methods.Released` has."""
+    """The static options of the runner. `methods.Released` has them."""
 
     @property
     def gamma(self) -> int: ...
@@ -79,9 +84,10 @@ class Runner(Protocol):
 class ScheduledStep(NamedTuple):
     """An AR step.
 
-    group: what is generated.
-    drafted: whether the draft model generates it.
-    block: (first index, size) of what is judged after it, or None.
+    group: the group that is generated.
+    drafted: whether the draft model generates the group.
+    block: the first index and the size of the block that is judged after the group;
+        None if no block is judged.
     """
 
     group: Group
@@ -90,11 +96,12 @@ class ScheduledStep(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """What steps of one model that run in one `scan` have in common.
+    """The static values of AR steps that run in one `scan`. One model generates in all
+    of them.
 
     drafted: whether the draft model generates.
-    group: how groups are read.
-    block: how blocks are; of width 0 where none is judged.
+    group: the segment of the groups.
+    block: the segment of the blocks, of width 0 if no block is judged.
     """
 
     drafted: bool
@@ -103,11 +110,15 @@ class Phase(NamedTuple):
 
 
 def schedule(length: int, num_iter: int, runner: Runner) -> tuple[ScheduledStep, ...]:
-    """Returns all AR steps that reveal something; it depends on nothing random.
+    """Returns all AR steps that reveal something.
 
-    With num_iter > L the steps without tokens count as AR steps, but no model is
-    called: if a block is judged after one of them it is so after the last drafted
-    group, in the same context.
+    With num_iter > L some AR steps reveal nothing. They are counted, but no model is
+    called for them. A block that would be judged after such a step is judged after the
+    last drafted group before it, in the same context.
+
+    For 8 tokens in 4 AR steps, with gamma 2 and prefill 0, the target generates the
+    first token. The draft model generates 2, 2 and 3 tokens. The blocks (first index,
+    size) are (1, 4) after the third AR step, and (5, 3) after the last one.
     """
     steps: list[ScheduledStep] = []
     known = judged = 0
@@ -130,9 +141,9 @@ def schedule(length: int, num_iter: int, runner: Runner) -> tuple[ScheduledStep,
 def plan_segments(
     bound: BoundModel, steps: tuple[ScheduledStep, ...]
 ) -> list[tuple[Phase, GroupArrays, GroupArrays]]:
-    """Cuts where the draft takes over, and where the known tokens outgrow an encoder
-    prefix. Returns the groups too, and the block that is judged after each, of size 0
-    if there is none."""
+    """Cuts the AR steps into segments, where the draft model takes over and where the
+    known tokens outgrow an encoder prefix. Returns each segment with its groups, and
+    with the blocks that are judged after them. A block of size 0 is not judged."""
     recipe = bound.recipe
 
     def place(step: ScheduledStep) -> tuple[bool, int]:
@@ -152,16 +163,16 @@ def plan_segments(
     return segments
 
 
-# The test of a draft, and what replaces a rejected one.
+# The test of a draft, and the proposals that replace a rejected draft.
 
 
 class ChainEnd(NamedTuple):
-    """What is judged of a token.
+    """The numbers of a token's chain that the test needs.
 
-    last: [..., d] the Gaussian of its last transition, with the temperature; its mean
+    last: [..., d] the Gaussian of the last transition, with the temperature. Its mean
         is the token.
-    log_std: [..., d] log sigma summed over the transitions before. The temperature in
-        it makes no difference to F.
+    log_std: [..., d] the sum of log sigma over the transitions before the last one. It
+        includes the temperature, which cancels in F.
     """
 
     last: Gaussian
@@ -169,15 +180,15 @@ class ChainEnd(NamedTuple):
 
 
 def log_path_factor(p: ChainEnd, q: ChainEnd) -> Array:
-    """Returns log F, [...]."""
+    """Returns log F [...], the log of the factor of the transitions before the last."""
     return jnp.sum(p.log_std - q.log_std, axis=-1)
 
 
 def log_acceptance_ratio(
     p: ChainEnd, q: ChainEnd, inner_temperature: Array | float
 ) -> Array:
-    """Returns the log of what the uniform is compared with: the ratio at the drafted
-    tokens, the means of q. [...]"""
+    """Returns the log [...] of the ratio with which the test compares its uniform
+    number. It is the ratio at the drafted tokens, which are the means of q."""
     distance = (
         (q.last.mean - p.last.mean) * jnp.exp(-0.5 * p.last.log_var) / inner_temperature
     )
@@ -186,11 +197,11 @@ def log_acceptance_ratio(
 
 
 class Proposed(NamedTuple):
-    """What was drawn for a block.
+    """The proposals that were taken for a block of W tokens.
 
-    value: [B, W, d] zeros where nothing was taken.
-    taken: [B, W]
-    tries: []
+    value: [B, W, d] the proposal of each token; zeros if none was taken.
+    taken: [B, W] whether a proposal was taken.
+    tries: [] the number of tries.
     """
 
     value: Array
@@ -208,17 +219,20 @@ def propose(
     max_resamples: int,
     together: bool,
 ) -> Proposed:
-    """Draws proposals for a block with chain ends [B, W, ...], of which the tokens
-    `real` [B, W] count.
+    """Draws proposals for the tokens of a block. A row without a rejected token makes
+    no tries.
 
-    A row makes no tries without a rejection.
-
-    draw: number of the try -> normals [B, W, d], uniforms [B, W].
-    together: a row stops when each of its tokens was taken, or only when this is so for
-        all rows.
+    p, q: [B, W, ...] the chain ends of the target and of the draft model.
+    real: [B, W] the tokens that belong to the block; the others are padding.
+    accepted: [B, W] the tokens whose drafts were accepted.
+    draw: a function that takes the number of a try, and returns normal numbers [B, W,
+        d] and uniform numbers [B, W].
+    max_resamples: the most tries.
+    together: whether all rows go on until each token of each row has a proposal. If
+        not, each row stops by itself.
     """
 
-    def any_of(condition: Array) -> Array:  # in a row, or all rows
+    def any_of(condition: Array) -> Array:  # in a row, or in all
         return jnp.any(condition, axis=None if together else 1, keepdims=True)
 
     def active(found: Proposed) -> Array:
@@ -243,16 +257,16 @@ def propose(
     return jax.lax.while_loop(trying, once, start)
 
 
-# What is random.
+# The random numbers.
 
 
 class Recorded(NamedTuple):
-    """Recorded numbers in place of those that the keys give, for parity tests; K is at
-    least max_resamples.
+    """Recorded random numbers by position, which replace the numbers from the keys.
+    They are for parity tests. There are numbers for K tries, at least max_resamples.
 
-    test: [B, L] uniforms of the tests, by position.
-    proposal: [K, B, L, d] normals of the tries.
-    proposal_test: [K, B, L] uniforms of the tries.
+    test: [B, L] the uniform numbers of the tests.
+    proposal: [K, B, L, d] the normal numbers of the tries.
+    proposal_test: [K, B, L] the uniform numbers of the tries.
     """
 
     test: Array
@@ -261,7 +275,7 @@ class Recorded(NamedTuple):
 
 
 def accept_uniforms(keys: Array, recorded: Recorded | None, positions: Array) -> Array:
-    """Uniforms of the tests at `positions` [B, W]."""
+    """Returns the uniform numbers [B, W] of the tests at `positions` [B, W]."""
     if recorded is not None:
         return jnp.take_along_axis(recorded.test, positions, axis=1)
     return _uniforms(purpose_keys(keys, Purpose.TEST), positions)
@@ -270,7 +284,8 @@ def accept_uniforms(keys: Array, recorded: Recorded | None, positions: Array) ->
 def proposal_numbers(
     keys: Array, recorded: Recorded | None, positions: Array, dim: int, number: Array
 ) -> tuple[Array, Array]:
-    """Normals [B, W, d] and uniforms [B, W] of try `number` at `positions` [B, W]."""
+    """Returns the normal numbers [B, W, d] and the uniform numbers [B, W] of the try
+    with a number, at `positions` [B, W]."""
     if recorded is not None:
         normal = jnp.take_along_axis(
             recorded.proposal[number], positions[..., None], axis=1
@@ -297,11 +312,11 @@ def _uniforms(keys: Array, positions: Array) -> Array:
 
 
 class RunnerState(NamedTuple):
-    """What the AR steps carry, in the order of generation.
+    """The state that one AR step passes to the next, in reveal order.
 
-    tokens: [B, L + padding, d]
-    end: [B, L + padding, ...] chain ends of the drafts.
-    marks: int8 [B, L + padding] as in `counts.Trace`.
+    tokens: [B, L + padding, d] the tokens.
+    end: [B, L + padding, ...] the chain ends of the drafts.
+    marks: int8 [B, L + padding] the marks of `counts.Trace`.
     """
 
     tokens: Array
@@ -310,12 +325,12 @@ class RunnerState(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What stays the same during a generation.
+    """The values that stay the same during a generation.
 
-    target: judges, and generates the prefill.
-    draft: generates the rest.
+    target: the target, which generates the first groups and judges the drafts.
+    draft: the draft model, which generates the remaining groups.
     runner: the options of the runner.
-    recorded: None, or recorded random numbers.
+    recorded: recorded random numbers; None draws them from the keys.
     """
 
     target: BoundModel
@@ -328,8 +343,8 @@ class Inputs(NamedTuple):
 def generate(
     batch: Batch, runner: Runner, recorded: Recorded | None = None
 ) -> Generated:
-    """Makes the images, which both models see alike; `batch.draft` drafts. What is
-    counted as truncated are tokens that were left at zero."""
+    """Makes the images of a batch that has a draft model. The count `truncated` is the
+    number of tokens that were left at zero."""
     assert batch.draft is not None
     target = bind(batch)
     drafting = bind(batch.of_draft(batch.draft))
@@ -353,7 +368,7 @@ def generate(
         step = functools.partial(ar_step, inputs, segment)
         state, spent = sampler.one_by_one(target, step, state, groups, blocks)
         counts = add(counts, spent)
-    # Marks say whether a token stayed, not how far it was drafted ahead.
+    # A mark is 1 or -1 for every draft, however far ahead it was made.
     return sampler.output(target, state.tokens, length, counts, state.marks, gamma=1)
 
 
@@ -364,7 +379,8 @@ def ar_step(
     group: GroupArrays,
     block: GroupArrays,
 ) -> tuple[RunnerState, Counts]:
-    """Generates a group, and judges the block if one ends here."""
+    """Generates the group of an AR step, and judges the block that ends with it, if
+    there is one."""
     bound = inputs.draft if segment.drafted else inputs.target
     made, (end, work) = sampler.ar_step(
         bound, segment.group, PlainState(state.tokens), group, draw_ends
@@ -383,8 +399,8 @@ def ar_step(
 def judge(
     inputs: Inputs, segment: sampler.Segment, state: RunnerState, block: GroupArrays
 ) -> tuple[RunnerState, Counts]:
-    """Judges the whole block by one target call, in the context before it; replaces
-    rejected tokens."""
+    """Judges a block with one call of the target, in the context from before the block,
+    and replaces its rejected tokens."""
     q: ChainEnd = jax.tree.map(
         lambda a: jax.lax.dynamic_slice_in_dim(a, block.first, segment.width, axis=1),
         state.end,
@@ -428,8 +444,8 @@ def judge(
 def draw_ends(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
 ) -> tuple[Array, tuple[ChainEnd, Counts]]:
-    """Runs the chains of a group step by step: their tokens, what is judged of them,
-    and what it took."""
+    """Runs the chains of a group step by step. Returns the tokens, with their chain
+    ends and the counts of the AR step."""
     laws = sample_path(
         sampler.group_chains(bound, z, scale), bound.chain_noise(positions)
     ).laws

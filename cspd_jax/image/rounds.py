@@ -1,11 +1,16 @@
 """Speculation over AR steps: groups of tokens are drafted, verified together, and
 committed.
 
-Every image is at its own place. In a round one backbone call gives the contexts before
-each drafted group, and the drafts are tested; groups are committed up to the first that
-does not stay as a whole, and that one is completed in the context that it had. Then the
-next groups are drafted, by a smaller model or by the target itself. A round is a pure
-function (inputs, state) -> state, and so are its parts, which are the criterion's
+A round has four parts:
+
+1. One backbone call of the target reads the contexts of all drafted groups.
+2. The drafts are tested.
+3. The groups before the first one that does not stay whole are committed. That first
+   group is completed in the context in which it was tested, and committed too.
+4. The next groups are drafted, by a draft model or by the target itself.
+
+Each image advances at its own pace. A round is a pure function (inputs, state) ->
+state. Its parts are pure functions too, and belong to the criterion
 (`image.criterion`).
 """
 
@@ -42,8 +47,9 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Images that are made as `sampler.generate` with `final_noise` makes them, in
-    fewer rounds: an `Algorithm` of the shell."""
+    """The `Algorithm` that the shell runs to speculate over AR steps. It takes fewer
+    rounds than `sampler.generate` takes AR steps. With an exact criterion its images
+    have the distribution of `sampler.generate` with `final_noise`."""
 
     criterion: Criterion = dataclasses.field(metadata=STATIC)
     inputs: Inputs
@@ -71,8 +77,8 @@ class Rounds:
 
 
 def run_round(criterion: Criterion, inputs: Inputs, state: State) -> State:
-    """Makes one round: verifies what is drafted, completes the group where that ended,
-    drafts again."""
+    """Makes one round: verifies the drafts, completes the group in which the kept ones
+    end, and drafts the next groups."""
     keys = criterion.keys(inputs, state, Purpose.PASS)
     target = dataclasses.replace(inputs.target, keys=keys)
     drafted, reading = criterion.read(inputs, state)
@@ -91,8 +97,14 @@ def run_round(criterion: Criterion, inputs: Inputs, state: State) -> State:
 
 
 def commit(inputs: Inputs, state: State, paths: Paths) -> State:
-    """Writes the first group of completed paths [B, ahead + 1, G] as tokens; the others
-    are the drafts of a target that drafts for itself."""
+    """Writes the first group of completed paths [B, ahead + 1, G] as tokens, and moves
+    each image on by one group. If the target drafts for itself, the paths of the
+    remaining groups become the drafts.
+
+    Say an image is at group 6 and gamma is 3. The paths are those of groups 6 to 9. The
+    tokens of group 6 are written, the image is now at group 7, and the paths of groups
+    7, 8 and 9 are its drafts.
+    """
     group = state.group[:, None]
     last = paths.states[:, :1, :, 0]
     drafts = jax.tree.map(lambda a: a[:, 1:], paths)
@@ -104,8 +116,11 @@ def commit(inputs: Inputs, state: State, paths: Paths) -> State:
 
 
 def draft_step(criterion: Criterion, inputs: Inputs, state: State) -> State:
-    """Has the draft model continue every image, one AR step after the other, as far as
-    any of them asks, each in the context of its own tokens before that group."""
+    """Drafts the next groups of every image with the draft model, one AR step after the
+    other. Each group is drafted in the draft model's context of all tokens before it.
+
+    The number of AR steps is the largest number of groups that any image drafts.
+    """
     gamma = inputs.gamma
     assert inputs.draft is not None
     keys = criterion.keys(inputs, state, Purpose.DRAFT)
@@ -137,8 +152,8 @@ def draft_step(criterion: Criterion, inputs: Inputs, state: State) -> State:
 
 @functools.partial(jax.jit, static_argnames="speculation")
 def bound_rounds(batch: Batch, speculation: Speculation) -> Rounds:
-    """Binds the networks to the images. After the last group come gamma + 1 empty
-    ones."""
+    """Binds the networks to the images of a batch, and returns their rounds. The last
+    group is followed by gamma + 1 empty groups."""
     target = bind(batch)
     recipe = batch.recipe
     draft = None

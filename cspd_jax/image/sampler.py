@@ -1,8 +1,8 @@
-"""The plain sampler: the distribution of MAR's `sample_tokens`, one group of tokens
-after the other.
+"""The plain sampler, which generates one group of tokens after the other. It draws from
+the distribution of MAR's `sample_tokens`.
 
-The denoising chains of a group are run step by step, or with speculation along them
-(`chain.speculate_chain`), which has the same distribution.
+The denoising chains of a group run step by step, or with speculation along them
+(`chain.speculate_chain`), which draws from the same distribution.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from cspd_jax.info import Counts, Generated, add
 from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
-# (network, z [B', G, D], positions [B, G], which of them are used [B, G], guidance
-# scale) -> tokens [B, G, d], those not used arbitrary, and what is to be said of the
-# step.
+# A function that draws the tokens of a group: (network, z [B', G, D], positions [B, G],
+# used [B, G], guidance scale [B]) -> (tokens [B, G, d], its report on the step). A
+# token that is not `used` may have any value.
 Draw = Callable[[BoundModel, Array, Array, Array, Array], tuple[Array, Any]]
 
 
 class PlainState(NamedTuple):
-    """What the AR steps carry.
+    """The state that one AR step passes to the next.
 
-    tokens: [B, L + padding, d] in the order of generation; those before the next group
-        are final.
+    tokens: [B, L + padding, d] the tokens in reveal order. The tokens before the next
+        group are final.
     cache: the context cache of a `CachedTokenModel`; None for other models.
-    uncond_first: None, or the first tokens [B, d] that the unconditional half has in
-        its context.
+    uncond_first: [B, d] the first token of each image as the unconditional half sees
+        it; None unless the two halves of guidance draw a first token each.
     """
 
     tokens: Array
@@ -59,12 +59,12 @@ class PlainState(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What AR steps that run in one `scan` have in common.
+    """The static values of a segment: AR steps that run in one `scan`.
 
-    bucket: length of the encoder's prefix.
-    width: what groups are padded to.
-    respacing: which denoising steps are kept.
-    separate_first: the halves of guidance draw apart.
+    bucket: the length of the encoder's prefix.
+    width: the number G of tokens to which every group is padded.
+    respacing: the denoising steps that are kept.
+    separate_first: whether the two halves of guidance draw tokens of their own.
     """
 
     bucket: int
@@ -74,11 +74,12 @@ class Segment(NamedTuple):
 
 
 class GroupArrays(NamedTuple):
-    """Groups of AR steps as arrays: one scalar each inside a step, [S] to scan over.
+    """The groups of AR steps as arrays. A `scan` over S steps takes arrays [S]; a
+    single step sees scalars.
 
-    first: index of the group's first token in the order of generation.
-    size: tokens in it.
-    scale: [..., B] of guidance.
+    first: [...] the index of the group's first token in reveal order.
+    size: [...] the number of tokens in the group.
+    scale: [..., B] the guidance scale of each image.
     """
 
     first: Array
@@ -89,9 +90,17 @@ class GroupArrays(NamedTuple):
 def plan_segments(
     length: int, recipe: Recipe
 ) -> list[tuple[Segment, tuple[Group, ...]]]:
-    """Cuts the AR steps where the known tokens outgrow an encoder prefix, where the
-    denoising steps change, between the colours of a checkerboard, and after a first
-    token that is drawn apart: static shapes, and little padding, in between."""
+    """Cuts the AR steps into segments with static shapes and little padding. A new
+    segment begins where the known tokens outgrow an encoder prefix, where the denoising
+    steps change, between the two colours of a checkerboard, and after a first token
+    that the halves of guidance draw apart.
+
+    With L = 8 and the prefixes (4, 8), four groups make two segments:
+
+        groups (start, size)      bucket  width
+        (0, 1), (1, 2), (3, 2)    4       2
+        (5, 3)                    8       3
+    """
     board = recipe.order
     first = board.first(length) if isinstance(board, Checkerboard) else length
     members: dict[tuple[int, str, bool, bool], list[Group]] = {}
@@ -116,13 +125,14 @@ def ar_step(
     group: GroupArrays,
     draw: Draw | None = None,
 ) -> tuple[PlainState, Any]:
-    """Generates a group, padded to the segment's width; the padding is overwritten by
-    the next group.
+    """Generates the group of one AR step, padded to the segment's width. The next group
+    overwrites the padding.
 
-    Returns what `draw` (default: `draw_tokens`) keeps of the step too.
+    Returns the next state, and the report of `draw` (default: `draw_tokens`) on the
+    step.
     """
     z, positions, cache = group_context(bound, segment, state, group.first)
-    # Without guidance, and the unconditional half draws a group of its own.
+    # The unconditional half draws a group of its own, and neither half is guided.
     if segment.separate_first:
         bound = both_halves(bound)
         positions = jnp.tile(positions, (2, 1))
@@ -147,7 +157,8 @@ def ar_step(
 
 
 def both_halves(bound: BoundModel) -> BoundModel:
-    """Makes the unconditional half images of their own, with their own randomness."""
+    """Returns the model with its two halves as 2B images without guidance. The images
+    of the unconditional half have keys of their own."""
     keys = jnp.concatenate(
         [bound.keys, purpose_keys(bound.keys, Purpose.UNCONDITIONAL)]
     )
@@ -158,10 +169,11 @@ def both_halves(bound: BoundModel) -> BoundModel:
 def group_context(
     bound: BoundModel, segment: Segment, state: PlainState, first: Array
 ) -> tuple[Array, Array, Any]:
-    """Returns what the chains of the group from index `first` on depend on: z [B', G,
-    D], positions [B, G]; and the cache.
+    """Reads the contexts of the group that begins at index `first`. Returns z [B', G,
+    D], the positions [B, G] of the group's tokens, and the cache.
 
-    All tokens before `first` are known. Past the end the last token is repeated.
+    All tokens before `first` are known. An index past the last token is replaced by the
+    index of the last token.
     """
     network = bound.network
     images = len(state.tokens)
@@ -186,7 +198,7 @@ def group_context(
 
 
 def write_group(tokens: Array, x: Array, first: Array) -> Array:
-    """Writes x [B, G, ...] as the tokens from index `first` on."""
+    """Writes x [B, G, ...] into tokens [B, L + padding, ...] from index `first` on."""
     return jax.lax.dynamic_update_slice_in_dim(
         tokens, x.astype(tokens.dtype), first, axis=1
     )
@@ -195,8 +207,9 @@ def write_group(tokens: Array, x: Array, first: Array) -> Array:
 def draw_tokens(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
 ) -> tuple[Array, Counts]:
-    """Runs the plain chains of a group, or speculates along them; and says what the AR
-    step took, its call of the backbone included."""
+    """Draws the tokens [B, G, d] of a group, by plain chains or by speculation along
+    the chains. Returns them with the counts of the AR step, its backbone call included.
+    """
     shape = positions.shape
     chains = group_chains(bound, z, scale)
     if bound.recipe.chain is None:
@@ -212,14 +225,18 @@ def draw_tokens(
 
 
 def step_counts(bound: BoundModel, tokens: int) -> Counts:
-    """Counts an AR step with chains step by step, of this many tokens."""
+    """Counts the calls of an AR step in which the chains of this many tokens run step
+    by step: one backbone call, and T head calls."""
     head = head_counts(bound, bound.steps, tokens)
     return add(backbone_counts(bound, bound.images), head)
 
 
 def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
-    """Returns the chains of a group with contexts z [B', G, D]. scale: [B] of
-    guidance."""
+    """Returns the chains of the tokens of a group.
+
+    z: [B', G, D] the contexts of the tokens.
+    scale: [B] the guidance scale of each image.
+    """
     scale = jnp.repeat(scale, z.shape[1])[:, None]
     return bound.chains(z.reshape(-1, z.shape[-1]), scale)
 
@@ -227,8 +244,8 @@ def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
 def ar_steps(
     bound: BoundModel, segment: Segment, state: PlainState, groups: GroupArrays
 ) -> tuple[PlainState, Counts]:
-    """Makes the AR steps [S] of a segment, one after the other, and says what they
-    took."""
+    """Makes the S AR steps of a segment, one after the other. Returns the state after
+    them, and their counts."""
     step = functools.partial(ar_step, in_segment(bound, segment), segment)
     return one_by_one(bound, step, state, groups)
 
@@ -240,8 +257,11 @@ def one_by_one(
     groups: GroupArrays,
     *more: Any,
 ) -> tuple[Any, Any]:
-    """Takes steps (state, group, ...) -> (state, counts) and adds up what they count.
-    Those of which every image knows all tokens are left out."""
+    """Calls step(state, group, ...) -> (state, counts) for each of the S groups, one
+    after the other. Returns the last state and the sum of the counts.
+
+    A step is skipped if every image knows all tokens of its group.
+    """
 
     def nothing(*given: Any) -> tuple[Any, Any]:
         _, seen = jax.eval_shape(step, *given)
@@ -258,7 +278,7 @@ def one_by_one(
 
 
 def in_segment(bound: BoundModel, segment: Segment) -> BoundModel:
-    """Returns the model as steps of this segment see it: with their denoising steps."""
+    """Returns the model with the denoising steps of this segment."""
     if segment.respacing == bound.recipe.respacing:
         return bound
     return dataclasses.replace(
@@ -270,7 +290,7 @@ def in_segment(bound: BoundModel, segment: Segment) -> BoundModel:
 
 @outermost_jit
 def generate(batch: Batch) -> Generated:
-    """Makes the images, one AR step after the other, in one program."""
+    """Makes the images in one program, one AR step after the other."""
     bound = bind(batch)
     state = empty_state(bound)
     counts = cache_counts(bound)
@@ -281,7 +301,8 @@ def generate(batch: Batch) -> Generated:
 
 
 def stream(batch: Batch) -> Iterator[Generated]:
-    """Yields what there is after each AR step, which is a jitted call of its own."""
+    """Yields the images as they are after each AR step. Every AR step is a jitted call
+    of its own."""
     bound = _bind(batch)
     state = empty_state(bound)
     counts = cache_counts(bound)
@@ -301,8 +322,9 @@ def output(
     marks: Array | None = None,
     gamma: int = 0,
 ) -> Generated:
-    """Returns what there is when the first `final` tokens are; a round is an AR step in
-    which a token was missing."""
+    """Returns the images whose first `final` tokens in reveal order are generated (see
+    `counts.generated`). The rounds of an image are the AR steps up to there that
+    generated a token of it."""
     ends = jnp.array([group.start + group.size for group in bound.recipe.groups])
     known = 0 if bound.given is None else bound.given.number[:, None]
     taken = jnp.broadcast_to(known < ends, (bound.images, len(ends))) & (ends <= final)
@@ -318,7 +340,7 @@ _output = jax.jit(output)
 
 
 def group_arrays(groups: tuple[Group, ...], bound: BoundModel) -> GroupArrays:
-    """Returns the groups as arrays, [S]."""
+    """Returns S groups as arrays to scan over."""
     firsts, sizes = (
         jnp.array(column) for column in zip(*((g.start, g.size) for g in groups))
     )
@@ -328,7 +350,7 @@ def group_arrays(groups: tuple[Group, ...], bound: BoundModel) -> GroupArrays:
 
 
 def empty_state(bound: BoundModel) -> PlainState:
-    """Returns the state before the first AR step."""
+    """Returns the state before the first AR step: only known tokens are in it."""
     network = bound.network
     segments = plan_segments(network.seq_len, bound.recipe)
     padded = network.seq_len + max(segment.width for segment, _ in segments) - 1
@@ -337,7 +359,8 @@ def empty_state(bound: BoundModel) -> PlainState:
     tokens = put_back(bound.given, tokens)
     if isinstance(network, CachedTokenModel):
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
-        # From one call; what follows the known tokens is overwritten unread.
+        # One call fills the cache for the known tokens. It also writes entries behind
+        # them, which are overwritten before anything reads them.
         if bound.given is not None:
             whole = Segment(network.seq_len, network.seq_len, bound.recipe.respacing)
             _, _, cache = group_context(
@@ -349,7 +372,8 @@ def empty_state(bound: BoundModel) -> PlainState:
 
 
 def cache_counts(bound: BoundModel) -> Counts:
-    """Returns the call that puts known tokens into a cache, if there is one."""
+    """Counts the call that puts known tokens into a cache. Without known tokens, or
+    without a cache, there is no such call."""
     cached = bound.given is not None and isinstance(bound.network, CachedTokenModel)
     made = calls(len(bound.order), int(cached))
     return with_calls(no_counts(bound.images), backbone=made)

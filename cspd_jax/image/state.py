@@ -1,8 +1,8 @@
-"""What rounds of speculation over AR steps work on: what stays the same, the state, and
-where its groups are.
+"""The data of rounds of speculation over AR steps: the inputs, which stay the same, the
+state, which each round replaces, and the places of the groups.
 
-Tokens are in the order in which they are generated, and every image is at a group of
-its own.
+Tokens are in reveal order: the order in which they are generated. Each image may be at
+another group.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What stays the same during a generation.
+    """The values that stay the same during a generation. There are S groups, followed
+    by gamma + 1 empty ones.
 
-    gamma, draft_cost, prefill: as of `criterion.Speculation` (static).
-    target: verifies.
-    draft: drafts; None where the target drafts for itself.
-    start: [S + gamma + 1] first index of each group in reveal order; the last gamma + 1
-        groups are empty.
-    size: [S + gamma + 1] tokens in each group.
-    scale: [S + gamma + 1, B] guidance scale.
+    gamma, draft_cost, prefill: as in `criterion.Speculation` (static).
+    target: the target, which verifies the drafts.
+    draft: the draft model; None if the target drafts for itself.
+    start: [S + gamma + 1] the index of each group's first token in reveal order.
+    size: [S + gamma + 1] the number of tokens in each group.
+    scale: [S + gamma + 1, B] the guidance scale of each group and image.
     """
 
     gamma: int = dataclasses.field(metadata=STATIC)
@@ -57,8 +57,8 @@ class Inputs:
 
     @property
     def ahead(self) -> int:
-        """Groups that the target drafts itself in a round, beside the one that it
-        completes."""
+        """The number of groups that the target drafts in a round: gamma, or 0 if there
+        is a draft model."""
         return self.gamma if self.draft is None else 0
 
     @property
@@ -71,35 +71,36 @@ class Inputs:
 
     @property
     def steps(self) -> int:
-        """T"""
+        """T, the number of denoising steps."""
         return self.target.steps
 
     @property
     def groups(self) -> int:
-        """S"""
+        """S, the number of groups, without the empty ones."""
         return self.start.shape[0] - self.gamma - 1
 
     @property
     def prefilled(self) -> int:
-        """Groups that come from the target alone."""
+        """The number of first groups that come from the target alone."""
         share = self.prefill
         return 1 + int(self.groups * share) if share > 0 else 0
 
     @property
     def width(self) -> int:
-        """G"""
+        """G, the size of the largest group."""
         return max(group.size for group in self.recipe.groups)
 
 
 class State(NamedTuple):
-    """What a round starts from.
+    """The state from which a round starts.
 
-    tokens: [B, L + padding, d] in reveal order; final before group `group`.
-    group: [B] the group that comes next.
-    drafts: [B, gamma, G, ...] of the groups from `group` on.
-    num_drafts: [B] how many of them are used.
-    marks: int8 [B, L + padding] what became of drafts, as in `counts.Trace`.
-    counts: of all rounds so far.
+    tokens: [B, L + padding, d] the tokens in reveal order. The tokens before group
+        `group` are final.
+    group: [B] the group that comes next in each image.
+    drafts: [B, gamma, G, ...] the drafted paths of the groups from `group` on.
+    num_drafts: [B] the number of drafted groups that each image uses.
+    marks: int8 [B, L + padding] the marks of `counts.Trace`, in reveal order.
+    counts: the counts of all rounds so far.
     """
 
     tokens: Array
@@ -111,13 +112,13 @@ class State(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """What is verified in a round.
+    """The drafts that a round verifies, and their contexts.
 
-    groups: [B, gamma]
-    to_test: [B, gamma, G] where there is a draft to be tested.
-    z: [B, gamma + 1, ahead + 1, G, H, D] contexts: [b, j, k] shows the first j drafted
-        groups, and is of the tokens of the group k further on; k = 0 is the one that
-        comes right after what is shown.
+    groups: [B, gamma] the drafted groups.
+    to_test: [B, gamma, G] whether there is a draft to be tested.
+    z: [B, gamma + 1, ahead + 1, G, H, D] the target's contexts. Entry [b, j, k] shows
+        the first j drafted groups, and belongs to the tokens of a later group: k = 0 is
+        the group right after the shown ones, and k = 1 the group after that.
     """
 
     groups: Array
@@ -126,8 +127,8 @@ class Drafted(NamedTuple):
 
 
 def nothing_made(inputs: Inputs) -> State:
-    """Returns the state in which nothing is made but what is known, and nothing
-    drafted."""
+    """Returns the state before the first round. It has the known tokens, and no
+    drafts."""
     images = inputs.images
     gamma = inputs.gamma
     width = inputs.width
@@ -152,14 +153,21 @@ def nothing_made(inputs: Inputs) -> State:
     )
 
 
-# Where the groups of a generation are: their places, positions, scales and contexts.
+# The functions of groups: their contexts, places, positions and guidance scales.
 
 
 def contexts(
     inputs: Inputs, bound: BoundModel, tokens: Array, known: Array, lookahead: int = 1
 ) -> Array:
-    """Reads z [B, J, lookahead, G, H, D]: entry [b, j, k] is of the tokens of group
-    known[b, j] + k when all groups before known[b, j] are known."""
+    """Reads contexts z [B, J, lookahead, G, H, D] in one backbone call. In entry [b, j,
+    k] all groups before group known[b, j] are known, and the contexts are those of the
+    tokens of group known[b, j] + k.
+
+    Say known is [[5, 6]], and lookahead is 2. Then two entries belong to group 6:
+    [0, 0, 1], which shows the groups 0 to 4, and [0, 1, 0], which shows 0 to 5.
+
+    known: [B, J] the first group that is not known, for each of J readings.
+    """
     images, many = known.shape
     halves = bound.order.shape[0] // images
     wanted = jnp.minimum(
@@ -171,7 +179,8 @@ def contexts(
     n_known = inputs.start[known]
     if bound.given is not None:
         n_known = jnp.maximum(n_known, bound.given.number[:, None])
-    n_known = jnp.minimum(n_known, inputs.length - 1)  # past the end nothing is read
+    # With all tokens known no context is used, so any number will do.
+    n_known = jnp.minimum(n_known, inputs.length - 1)
 
     def sequences(a):
         return jnp.repeat(a, many, axis=0)
@@ -183,7 +192,7 @@ def contexts(
         sequences(bound.class_embedding),
         jnp.tile(rows.reshape(images * many, -1), (halves, 1)),
     )
-    # The encoder reads as few tokens as the furthest image allows.
+    # The shortest prefix is used that holds the known tokens of every image.
     prefixes = inputs.recipe.prefixes
     shortest = jnp.searchsorted(jnp.array(prefixes), jnp.max(n_known))
     read = [
@@ -197,8 +206,9 @@ def contexts(
 
 
 def exists(inputs: Inputs, group: Array) -> Array:
-    """Says which of the G places of groups [B, ...] hold a token that is to be made:
-    [B, ..., G]."""
+    """Returns a mask [B, ..., G] of the places of groups [B, ...] that hold a token
+    which is to be generated. A padded place holds none, and known tokens are not
+    generated."""
     there = (
         jnp.arange(inputs.width)
         < inputs.size[jnp.minimum(group, len(inputs.start) - 1)][..., None]
@@ -212,15 +222,17 @@ def exists(inputs: Inputs, group: Array) -> Array:
 
 
 def places(inputs: Inputs, group: Array) -> Array:
-    """Returns the indices in the order of generation [..., G] of a group's tokens."""
+    """Returns the indices [..., G] in reveal order of the tokens of groups [...]. With
+    G = 3, a group that starts at index 5 has the indices 5, 6 and 7, whatever its size.
+    """
     return inputs.start[jnp.minimum(group, len(inputs.start) - 1)][
         ..., None
     ] + jnp.arange(inputs.width)
 
 
 def positions(inputs: Inputs, groups: Array) -> Array:
-    """Returns the positions [B, N, G] of groups [B, N]; past the end the last one is
-    repeated."""
+    """Returns the positions [B, N, G] of the tokens of groups [B, N]. An index past the
+    last token gives the last token's position."""
     index = jnp.minimum(places(inputs, groups), inputs.length - 1)
     order = inputs.target.order[: groups.shape[0]]
     return jnp.take_along_axis(
@@ -229,7 +241,7 @@ def positions(inputs: Inputs, groups: Array) -> Array:
 
 
 def scales(inputs: Inputs, groups: Array) -> Array:
-    """Returns the guidance scale [B, ..., G] of the tokens of groups [B, ...]."""
+    """Returns the guidance scales [B, ..., G] of the tokens of groups [B, ...]."""
     image = jnp.arange(groups.shape[0]).reshape(-1, *[1] * (groups.ndim - 1))
     return jnp.broadcast_to(
         inputs.scale[groups, image][..., None], (*groups.shape, inputs.width)
@@ -239,9 +251,19 @@ def scales(inputs: Inputs, groups: Array) -> Array:
 def put(
     inputs: Inputs, tokens: Array, groups: Array, values: Array, where: Array
 ) -> Array:
-    """Writes values [B, N, G, ...] into groups [B, N] where [B, N, G]."""
+    """Writes values into the tokens (or into other arrays in reveal order) of groups.
+
+    Say groups 1 and 2 of an image start at the indices 1 and 3, and G is 3. With values
+    [[a, b, c], [d, e, f]] and where = [[True, True, False], [True, False, False]], the
+    call writes a to index 1, b to index 2 and d to index 3.
+
+    tokens: [B, L + padding, ...] the array that is written to.
+    groups: [B, N] the groups of each image.
+    values: [B, N, G, ...] a value for each place of a group.
+    where: [B, N, G] whether the value is written.
+    """
     images = len(groups)
-    # The rest is dropped.
+    # An index past the end drops a value that is not to be written.
     index = jnp.where(where, places(inputs, groups), tokens.shape[1])
     values = values.reshape(images, -1, *tokens.shape[2:])
     return tokens.at[jnp.arange(images)[:, None], index.reshape(images, -1)].set(
@@ -250,8 +272,8 @@ def put(
 
 
 def with_drafts(inputs: Inputs, state: State, count: Array | None = None) -> Array:
-    """Returns the known tokens followed by the drafts (by the first `count` of them, if
-    that is given)."""
+    """Returns the state's tokens with the drafted tokens after them. If `count` is
+    given, only the first `count` drafted groups are written."""
     gamma = inputs.gamma
     groups = state.group[:, None] + jnp.arange(gamma)
     used = exists(inputs, groups)
