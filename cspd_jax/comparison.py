@@ -25,7 +25,7 @@ from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
 _IMAGES = 2  # images in the first trial of each way
-_TOKENS = 32  # tokens of each text in the first trial of each way
+FIRST_TOKENS = 32  # tokens of each text in the first trial of each way
 _LITTLE = 0.3  # seconds of all ways together, below which a trial is too short
 _LONGEST = 3.0  # seconds after which no way has another turn
 _WINDOWS = (8, 16)  # denoising steps drafted per head call
@@ -167,7 +167,7 @@ def fastest(
         return median_seconds(runs, longest=_LONGEST)
 
     if family is not image:
-        size = _TOKENS
+        size = FIRST_TOKENS
         most = int(np.max(options.max_new_tokens))
         seconds = measured(ways, size)
         while size < most and sum(seconds.values()) < _LITTLE:

@@ -58,7 +58,7 @@ _ENDINGS = (
     ".bin",
     ".safetensors",
 )
-_SHIPPED = Path(__file__).parent / "defaults"
+SHIPPED = Path(__file__).parent / "defaults"
 _KINDS = {  # type -> (its name in messages, the kinds of checkpoints that it covers)
     ImageModel: ("model", tuple(IMAGE_KINDS)),
     TextModel: ("language model", ("lm",)),
@@ -140,7 +140,7 @@ def shipped_folder(name: str) -> Path | None:
     """Returns the checkpoint folder of a model that comes with the package; None for
     any other name."""
     folder = {**DEFAULTS, **TEXT_DEFAULTS}.get(name)
-    return None if folder is None else _SHIPPED / folder
+    return None if folder is None else SHIPPED / folder
 
 
 def _locate(name: str) -> Path | None:

@@ -75,6 +75,27 @@ class Speculation:
         """Returns the state before the first round."""
         return begin(canvas, self)
 
+    def after(
+        self, window: Window, moves: Moves, choice: Choice
+    ) -> tuple[Array, Array]:
+        """Returns two arrays [B, R]: the place that the rule takes next at each text,
+        and the number of the text with that move, or -1 if there is none.
+
+        For example, with the drafted places 5, 2 and 7, let the rule at text 0 take
+        place 7. This place has rank 2, so the number is `sets.after[0, 2, 0]` if the
+        rule's token is the drafted one. If the rule takes place 4, which is not
+        drafted, it is -1.
+        """
+        place = jnp.take_along_axis(window.places, choice.index, axis=1)
+        # Whether the rule's place at a text has this rank: [B, R, K + 1].
+        here = (moves.place[:, None] == place[..., None]) & moves.exists[:, None]
+        same = here[..., None] & (
+            moves.tokens[:, None] == choice.token[..., None, None]
+        )
+        return place, jnp.max(
+            jnp.where(same, jnp.asarray(self.sets.after), -1), axis=(2, 3)
+        )
+
     def unfinished(self, canvas: Canvas, state: MaskedState) -> Array:
         """Returns [B], whether each row still has places to fill."""
         return jnp.any(state.text == canvas.mask_id, axis=1)
@@ -390,7 +411,7 @@ def _judge(
     free = is_masked(canvas, window, texts)
     blocks = jnp.broadcast_to(window.blocks[:, None], free.shape)
     choice = choose(offered, free, blocks)
-    place, after = _after(speculation, window, state.moves, choice)
+    place, after = speculation.after(window, state.moves, choice)
     walk = _walk(speculation, state.moves, place, after)
     text, seen, certain = jax.tree.map(
         lambda a: a[jnp.arange(len(texts)), walk.last], (texts, logits, choice)
@@ -399,28 +420,9 @@ def _judge(
     return walk, draft(canvas, speculation, window, text, seen, step, certain=certain)
 
 
-def _after(
-    speculation: Speculation, window: Window, moves: Moves, choice: Choice
-) -> tuple[Array, Array]:
-    """Returns two arrays [B, R]: the place that the rule takes next at each text, and
-    the number of the text with that move, or -1 if there is none.
-
-    For example, with the drafted places 5, 2 and 7, let the rule at text 0 take place
-    7. This place has rank 2, so the number is `sets.after[0, 2, 0]` if the rule's token
-    is the drafted one. If the rule takes place 4, which is not drafted, it is -1.
-    """
-    place = jnp.take_along_axis(window.places, choice.index, axis=1)
-    # Whether the rule's place at a text has this rank: [B, R, K + 1].
-    here = (moves.place[:, None] == place[..., None]) & moves.exists[:, None]
-    same = here[..., None] & (moves.tokens[:, None] == choice.token[..., None, None])
-    return place, jnp.max(
-        jnp.where(same, jnp.asarray(speculation.sets.after), -1), axis=(2, 3)
-    )
-
-
 def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) -> Walk:
     """Walks from text to text by the table `after` [B, R]; `after` and `place` [B, R]
-    are the results of `_after`.
+    are the results of `Speculation.after`.
 
     For example, let a row have place = [7, 4, 2, 9] and after = [2, -1, 3, -1] for four
     texts of sizes 0, 1, 1 and 2, and let gamma be 2. The walk starts at text 0, takes

@@ -122,12 +122,12 @@ def sample(
             index = np.minimum(i * batch + np.arange(batch), images - 1)
             count = min(batch, images - i * batch)
             with naming(path):
-                arrays = _make(request, asked[index], count, vae, tokens)
+                arrays = make_shard(request, asked[index], count, vae, tokens)
             write_arrays(path, **arrays)
             bar.update(batch)
 
 
-def _make(
+def make_shard(
     request: Request, asked: Batch, count: int, vae: VAE | None, tokens: bool
 ) -> dict[str, np.ndarray]:
     """Generates a batch, and returns the arrays of a shard with its first `count`

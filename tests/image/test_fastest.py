@@ -65,7 +65,7 @@ def chooses(monkeypatch, best, tokens, scale=1.0, others=True):
         return {name: scale * (0.5 if name == best else 1.0) for name in runs}
 
     monkeypatch.setattr(comparison, "median_seconds", measured)
-    monkeypatch.setattr(comparison, "_TOKENS", tokens)
+    monkeypatch.setattr(comparison, "FIRST_TOKENS", tokens)
     return seen
 
 

@@ -77,7 +77,7 @@ def test_load(folder, model, monkeypatch):
     tokens, _ = generation.generate(KEY, half, LABELS, options=Options(num_iter=1))
     chex.assert_tree_all_finite(tokens)
     assert tokens.dtype == jnp.float32
-    monkeypatch.setattr(hub, "_SHIPPED", folder)
+    monkeypatch.setattr(hub, "SHIPPED", folder)
     refuses(
         lambda: cspd_jax.load("nothing"),
         "neither a checkpoint folder nor one of the names default, def",
@@ -99,7 +99,8 @@ def test_published_weights(tmp_path, monkeypatch):
 
     from cspd_jax.converters import mar as table
 
-    entries = table.FORMAT.wanted(tiny.LATENTS)
+    latents = dataclasses.replace(tiny.LATENTS, token_dim=16)
+    entries = table.FORMAT.wanted(latents)
     file = tmp_path / "mar-base.safetensors"
     save_file(
         {
@@ -111,7 +112,6 @@ def test_published_weights(tmp_path, monkeypatch):
     fetched = hub.Fetched(file, "someone/mar@abc/mar-base.safetensors")
     monkeypatch.setattr(hub, "fetch", lambda name: fetched)
     monkeypatch.setitem(table.HEADS_OF_WIDTH, 16, 2)
-    monkeypatch.setattr(table, "_patch_size", lambda dim: 1)
     model = cspd_jax.load("mar-base")
     assert (
         model.config.seq_len == 16

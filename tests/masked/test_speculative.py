@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from masked_models import LLADA, MASK, PLACES, V, canvas, params_of, reference, run
 
-from cspd_jax.masked import Options, SelfSpeculation, generate, speculative
+from cspd_jax.masked import Options, SelfSpeculation, generate
 from cspd_jax.masked.sets import prefixes
 from cspd_jax.masked.speculative import Speculation
 from cspd_jax.networks.lm import LM
@@ -92,34 +92,37 @@ def test_identical_to_stepwise(way):
     assert unlike > 0 or c.keys is None
 
 
-def the_place_alone(speculation, window, moves, choice):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ThePlaceAlone(Speculation):
     """A move is accepted if the rule takes its place, with whatever token."""
-    place = jnp.take_along_axis(window.places, choice.index, axis=1)
-    rank = jnp.argmax(moves.place[:, None] == place[..., None], axis=-1)
-    token = jnp.take_along_axis(moves.tokens[..., 0], rank, axis=1)
-    return AFTER(speculation, window, moves, choice._replace(token=token))
+
+    def after(self, window, moves, choice):
+        place = jnp.take_along_axis(window.places, choice.index, axis=1)
+        rank = jnp.argmax(moves.place[:, None] == place[..., None], axis=-1)
+        token = jnp.take_along_axis(moves.tokens[..., 0], rank, axis=1)
+        return super().after(window, moves, choice._replace(token=token))
 
 
-def the_token_alone(speculation, window, moves, choice):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TheTokenAlone(Speculation):
     """The next move of the chain is accepted if its token is right, wherever the rule
     would put it."""
-    right = (moves.tokens[:, 1:, 0] == choice.token[:, :-1]) & moves.exists[:, 1:]
-    longer = jnp.where(right, jnp.arange(1, right.shape[1] + 1, dtype=jnp.int32), -1)
-    last = lambda a: jnp.pad(a, ((0, 0), (0, 1)), constant_values=-1)
-    return last(moves.place[:, 1:]), last(longer)
 
-
-AFTER = speculative._after
+    def after(self, window, moves, choice):
+        right = (moves.tokens[:, 1:, 0] == choice.token[:, :-1]) & moves.exists[:, 1:]
+        next_text = jnp.arange(1, right.shape[1] + 1, dtype=jnp.int32)
+        last = lambda a: jnp.pad(a, ((0, 0), (0, 1)), constant_values=-1)
+        return last(moves.place[:, 1:]), last(jnp.where(right, next_text, -1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", [the_place_alone, the_token_alone])
-def test_what_is_not_exact_differs_somewhere(wrong, monkeypatch):
-    monkeypatch.setattr(speculative, "_after", wrong)
-    wrongly = jax.jit(lambda canvas, way: run.__wrapped__(canvas, way))
-    texts = [
-        np.asarray(wrongly(canvas(seed=seed), speculation(6)).text) for seed in range(3)
-    ]
+@pytest.mark.parametrize("wrong", [ThePlaceAlone, TheTokenAlone])
+def test_what_is_not_exact_differs_somewhere(wrong):
+    way = speculation(6)
+    way = wrong(way.sets, way.gamma)
+    texts = [np.asarray(run(canvas(seed=seed), way).text) for seed in range(3)]
     assert np.all(np.array(texts) != MASK)
     assert any(
         np.any(text != reference(seed=seed).text) for seed, text in enumerate(texts)

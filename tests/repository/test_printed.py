@@ -258,7 +258,7 @@ def small(tmp_path, monkeypatch) -> Path:
         weights.save(
             tmp_path / "shipped" / place, kind, model.config, model.params, extra=extra
         )
-    monkeypatch.setattr(hub, "_SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(hub, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
     for name, run in presets.PRESETS.items():

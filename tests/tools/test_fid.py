@@ -33,7 +33,7 @@ def test_precision_and_recall_by_definition(monkeypatch):
     for k in (1, 3, 10):
         expected = by_hand(samples, reference, k), by_hand(reference, samples, k)
         assert fid.precision_recall(samples, reference, k) == expected
-        monkeypatch.setattr(fid, "_MOST", 100)  # one or two rows at a time
+        monkeypatch.setattr(fid, "MOST_DISTANCES", 100)  # one or two rows at a time
         assert fid.precision_recall(samples, reference, k) == expected
         monkeypatch.undo()
     assert by_hand(samples, reference, 1) != by_hand(samples, reference, 10)

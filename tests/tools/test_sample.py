@@ -84,7 +84,7 @@ def test_the_images_are_those_of_generate(whole, asked):
 
 def test_interruption_and_continuation(whole, asked, target, tmp_path, monkeypatch):
     """Stopped within the second shard, and continued by the command: the same bytes."""
-    make = sample._make
+    make = sample.make_shard
 
     def interrupted(*arguments):
         if arguments[1].labels[0] == 4:  # of the fifth image
@@ -92,7 +92,7 @@ def test_interruption_and_continuation(whole, asked, target, tmp_path, monkeypat
         return make(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sample, "_make", interrupted)
+        patch.setattr(sample, "make_shard", interrupted)
         sample.sample(asked, tmp_path, 4, tokens=True)
     assert list(shards_in(tmp_path)) == ["00000.npz"]
     before = (tmp_path / "shards" / "00000.npz").stat().st_mtime_ns

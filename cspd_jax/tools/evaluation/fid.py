@@ -29,7 +29,7 @@ from cspd_jax.tools.evaluation.features import (
 SPLIT = 5000  # images in a split of the Inception score
 NEIGHBOURS = 3  # number of the neighbour that a ball of precision and recall reaches
 MOST_NEIGHBOURS = 50_000  # the most images that precision and recall look at
-_MOST = 2**25  # the most distances that are computed at once
+MOST_DISTANCES = 2**25  # the most distances that are computed at once
 
 
 class Gaussian(NamedTuple):
@@ -131,7 +131,7 @@ def _within(rows: np.ndarray, others: np.ndarray, reach: np.ndarray) -> int:
 
 
 def _chunks(rows: int, columns: int) -> Iterable[slice]:
-    size = max(1, _MOST // columns)
+    size = max(1, MOST_DISTANCES // columns)
     return (
         slice(i, i + size)
         for i in tqdm(range(0, rows, size), desc="neighbours", disable=None)
