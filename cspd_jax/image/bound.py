@@ -4,10 +4,10 @@ the features that all network calls share."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import coefficients
@@ -39,7 +39,7 @@ class BoundModel:
     """
 
     network: TokenModel = dataclasses.field(metadata={"static": True})
-    params: Any
+    params: ArrayTree
     recipe: Recipe
     keys: Array
     order: Array
@@ -64,7 +64,7 @@ class BoundModel:
         return sampling_schedule(self.recipe.respacing).num_steps
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> jnp.dtype:
         return float_type(self.network)
 
     def chains(self, z: Array, scale: Array | float | None) -> Chains:
@@ -147,13 +147,13 @@ def bind(batch: Batch) -> BoundModel:
     )
 
 
-def embed_time(network: TokenModel, params: Any, respacing: str) -> Array:
+def embed_time(network: TokenModel, params: ArrayTree, respacing: str) -> Array:
     return network.embed_time(
         params, jnp.asarray(sampling_schedule(respacing).timestep_map)
     )
 
 
-def float_type(network: TokenModel) -> Any:
+def float_type(network: TokenModel) -> jnp.dtype:
     """Returns the type of tokens, noise and densities: float32, or the network's own
     type if that is more precise."""
     return jnp.promote_types(getattr(network, "dtype", jnp.float32), jnp.float32)

@@ -52,7 +52,7 @@ class Method(Protocol):
         """Returns the claim that the method is, or is not, exact, and the reason. The
         claim does not hold for a run in which draws from a residual were given up."""
 
-    def describe(self) -> dict[str, Any] | None:
+    def describe(self) -> dict[str, object] | None:
         """Returns the method's own options for a report; None if it has none."""
         return None
 
@@ -125,7 +125,7 @@ class _Rounds(Method):
     def exactness(self, options: Options) -> Exactness:
         return self.criterion.exactness()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         own = reported(
             Speculation(self.criterion, self.gamma, self.draft_cost, self.prefill)
         )
@@ -230,7 +230,7 @@ class Released(Method):
             " target's distribution",
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         return reported(self)
 
 

@@ -101,7 +101,7 @@ class Options:
             if hasattr(shortcut, "why")
         )
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Returns the options as a JSON object."""
         told = reported(self)
         if hasattr(self.cfg, "tolist"):

@@ -3,9 +3,10 @@ do."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
+from chex import ArrayTree
 
 from cspd_jax.diffusion.chain import Denoiser
 
@@ -29,14 +30,16 @@ class TokenModel(Denoiser, Protocol):
     @property
     def token_dim(self) -> int: ...
 
-    def embed_class(self, params: Any, labels: Array, unconditional: Array) -> Array:
+    def embed_class(
+        self, params: ArrayTree, labels: Array, unconditional: Array
+    ) -> Array:
         """Returns the embeddings [B, De] of the labels [B]. A row for which
         `unconditional` [B] is set has the embedding of "no class"."""
         ...
 
     def context(
         self,
-        params: Any,
+        params: ArrayTree,
         tokens: Array,
         reveal: Array,
         n_known: Array,
@@ -86,7 +89,9 @@ class CachedTokenModel(Protocol):
     back, and nothing has to be undone.
     """
 
-    def init_cache(self, params: Any, reveal: Array, class_embedding: Array) -> Any:
+    def init_cache(
+        self, params: ArrayTree, reveal: Array, class_embedding: Array
+    ) -> ArrayTree:
         """Returns an empty cache, which may be any pytree.
 
         reveal: [B, L] the position of each token.
@@ -96,8 +101,8 @@ class CachedTokenModel(Protocol):
 
     def extend(
         self,
-        params: Any,
-        cache: Any,
+        params: ArrayTree,
+        cache: ArrayTree,
         tokens: Array,
         reveal: Array,
         n_known: Array,
@@ -105,7 +110,7 @@ class CachedTokenModel(Protocol):
         rows: Array,
         *,
         bucket: int,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, ArrayTree]:
         """Returns the same contexts as `TokenModel.context`, and the cache with the
         entries of all known tokens."""
         ...

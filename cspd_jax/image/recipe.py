@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from chex import ArrayTree
 
 from cspd_jax._utils.options import reported
 from cspd_jax.image.chain import ChainSpeculation
@@ -76,7 +77,7 @@ class Recipe:
         They do so in SphereAR, where the guidance scale of the first token is 1."""
         return self.guided and self.cfg_schedule == RISING
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Returns the recipe as a JSON object, for a report."""
         chosen = ("num_iter", "respacing", "cfg_schedule", "final_noise", "guided")
         return {
@@ -93,7 +94,7 @@ class Draft:
     """The draft model of a batch: its network (static) and its parameters."""
 
     network: TokenModel = dataclasses.field(metadata=STATIC)
-    params: Any = None
+    params: ArrayTree | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -116,7 +117,7 @@ class Batch:
 
     network: TokenModel = dataclasses.field(metadata=STATIC)
     method: Any = dataclasses.field(metadata=STATIC)
-    params: Any
+    params: ArrayTree
     keys: Array
     labels: Array
     recipe: Recipe
@@ -146,7 +147,7 @@ class Batch:
         every = np.full(len(self.labels), self.network.seq_len)
         return every if known is None else every - np.sum(known.mask, axis=1)
 
-    def split(self) -> tuple[Any, Batch]:
+    def split(self) -> tuple[ArrayTree, Batch]:
         """Splits the batch: returns the fields that have a row for each image, and a
         batch without them."""
         assert self.noise is None, "injected noise is for all images together"
@@ -157,7 +158,7 @@ class Batch:
         return rows, dataclasses.replace(self, **own, recipe=recipe)
 
     @classmethod
-    def joined(cls, rows: Any, shared: Batch) -> Batch:
+    def joined(cls, rows: ArrayTree, shared: Batch) -> Batch:
         """Makes a batch of the two results of `split`. The rows may be those of fewer
         images."""
         keys, labels, order, cfg, known = rows

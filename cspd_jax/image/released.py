@@ -42,10 +42,11 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.coupling.acceptance import log_residual_acceptance, uniform
@@ -412,7 +413,7 @@ def judge(
 
     def draw(
         bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, ArrayTree]:
         _, (p, work) = draw_ends(bound, z, positions, used, scale)
         u = accept_uniforms(keys, recorded, positions)
         accepted = used & (

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import ArrayTree
 
 from cspd_jax._utils.compilation import outermost_jit
 from cspd_jax.diffusion.chain import Chains, sample_chain
@@ -40,7 +41,7 @@ Array = jax.Array
 # A function that draws the tokens of a group: (network, z [B', G, D], positions [B, G],
 # used [B, G], guidance scale [B]) -> (tokens [B, G, d], its report on the step). A
 # token that is not `used` may have any value.
-Draw = Callable[[BoundModel, Array, Array, Array, Array], tuple[Array, Any]]
+Draw = Callable[[BoundModel, Array, Array, Array, Array], tuple[Array, ArrayTree]]
 
 
 class PlainState(NamedTuple):
@@ -54,7 +55,7 @@ class PlainState(NamedTuple):
     """
 
     tokens: Array
-    cache: Any = None
+    cache: ArrayTree | None = None
     uncond_first: Array | None = None
 
 
@@ -124,7 +125,7 @@ def ar_step(
     state: PlainState,
     group: GroupArrays,
     draw: Draw | None = None,
-) -> tuple[PlainState, Any]:
+) -> tuple[PlainState, ArrayTree]:
     """Generates the group of one AR step, padded to the segment's width. The next group
     overwrites the padding.
 
@@ -168,7 +169,7 @@ def both_halves(bound: BoundModel) -> BoundModel:
 
 def group_context(
     bound: BoundModel, segment: Segment, state: PlainState, first: Array
-) -> tuple[Array, Array, Any]:
+) -> tuple[Array, Array, ArrayTree | None]:
     """Reads the contexts of the group that begins at index `first`. Returns z [B', G,
     D], the positions [B, G] of the group's tokens, and the cache.
 
@@ -252,22 +253,22 @@ def ar_steps(
 
 def one_by_one(
     bound: BoundModel,
-    step: Callable[..., Any],
-    state: Any,
+    step: Callable[..., tuple[ArrayTree, ArrayTree]],
+    state: ArrayTree,
     groups: GroupArrays,
-    *more: Any,
-) -> tuple[Any, Any]:
+    *more: ArrayTree,
+) -> tuple[ArrayTree, ArrayTree]:
     """Calls step(state, group, ...) -> (state, counts) for each of the S groups, one
     after the other. Returns the last state and the sum of the counts.
 
     A step is skipped if every image knows all tokens of its group.
     """
 
-    def nothing(*given: Any) -> tuple[Any, Any]:
+    def nothing(*given: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         _, seen = jax.eval_shape(step, *given)
         return given[0], jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), seen)
 
-    def maybe(state: Any, inputs: Any) -> tuple[Any, Any]:
+    def maybe(state: ArrayTree, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         if bound.given is None:
             return step(state, *inputs)
         needed = jnp.any(bound.given.number < inputs[0].first + inputs[0].size)
