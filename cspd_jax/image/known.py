@@ -16,12 +16,12 @@ tokens.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from cspd_jax.check import UserError
 
@@ -38,8 +38,8 @@ class Known:
     mask: [..., L] true where a token stays.
     """
 
-    tokens: Any
-    mask: Any
+    tokens: ArrayLike
+    mask: ArrayLike
 
     def first(self, order: Array) -> Array:
         """Returns an order [B, L] with the positions of the known tokens moved to the
