@@ -115,6 +115,7 @@ def test_what_lies_behind_the_first_rejection_counts_for_nothing():
     assert one != other
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("along_chains", [False, True])
 def test_entries_that_mean_nothing_are_not_read(along_chains):
     """Paths of which 0 to T steps are left, with NaN where a state is to be drawn: they
