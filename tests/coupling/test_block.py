@@ -38,7 +38,7 @@ def step(law, x, noise):
     return law(x).mean + jnp.exp(0.5 * law(x).log_var) * noise
 
 
-def sampled(count=M, trials=None):
+def sampled(count=M, verify=verify_gaussian_block, q_of=q_of):
     """LANES paths [LANES, M + 1, D], of which the first `count` states were drafted,
     finished by p; how many drafts each kept; min(1, p / q) of every prefix as a block,
     and one by one [LANES, count]."""
@@ -52,9 +52,7 @@ def sampled(count=M, trials=None):
         drafted = jnp.stack(drafted)
         p = p_of(drafted[:-1])
         q = q_of(drafted[:-1])
-        verified = verify_gaussian_block(
-            for_block, p, q, drafted[1:], jnp.arange(M) < count, trials=trials
-        )
+        verified = verify(for_block, p, q, drafted[1:], jnp.arange(M) < count)
         kept = jnp.minimum(verified.kept, count)
         x = drafted
         for i in range(1, M + 1):
@@ -80,20 +78,18 @@ def sampled(count=M, trials=None):
     )
 
 
-def law_of_paths(trials=None):
+def law_of_paths(verify=verify_gaussian_block, q_of=q_of):
     """Returns the p-value of the paths' law under p, whose steps are independent
     normals; and the limit at which it refutes them."""
-    states = sampled(trials=trials)[0].astype(np.float64)
+    states = sampled(M, verify, q_of)[0].astype(np.float64)
     noise = (states[:, 1:] - 0.8 * states[:, :-1] - 0.3) / np.sqrt(P_VAR)
     return normals_p_value(noise), FALSE_ALARM
 
 
-def toss(p, q, drafts, seed, trials=None):
+def toss(p, q, drafts, seed, verify):
     """How many are kept of the same three drafts [3, 1], LANES times."""
-    verify = lambda key: verify_gaussian_block(key, p, q, drafts, trials=trials).kept
-    return np.asarray(
-        jax.jit(jax.vmap(verify))(jax.random.split(jax.random.key(seed), LANES))
-    )
+    kept = jax.vmap(lambda key: verify(key, p, q, drafts).kept)
+    return np.asarray(jax.jit(kept)(jax.random.split(jax.random.key(seed), LANES)))
 
 
 # Where the density of N(0, 1) is half of that of N(HALF, 1).
@@ -107,18 +103,18 @@ def least(kept, shares):
     )
 
 
-def law_of_fair_coins(trials=None):
+def law_of_fair_coins(verify=verify_gaussian_block):
     """pi is 1/2 after each of three drafts, and p and q of the last two are far apart:
     each coin is fair."""
     p, q = (
         Gaussian(jnp.array(mean)[:, None], jnp.zeros((3, 1)))
         for mean in ([0.0] * 3, [HALF, 50.0, 50.0])
     )
-    kept = toss(p, q, jnp.array([[HALF], [25.0], [25.0]]), 6, trials)
+    kept = toss(p, q, jnp.array([[HALF], [25.0], [25.0]]), 6, verify)
     return least(kept, (0.125, 0.125, 0.25, 0.5)), FALSE_ALARM / 4
 
 
-def law_of_trials(trials=None):
+def law_of_trials(verify=verify_gaussian_block):
     """pi is 1/2 after each of three drafts. The coins after one and two of them have
     the same p and q, whose proposals are taken now and then, and fall independently."""
     mean = 1.5
@@ -133,7 +129,7 @@ def law_of_trials(trials=None):
         jnp.array([[HALF], [mean], [mean]]),
         jnp.log(jnp.array([[1.0], [variance], [variance]])),
     )
-    kept = toss(p, q, jnp.array([[HALF], [equal], [equal]]), 8, trials)
+    kept = toss(p, q, jnp.array([[HALF], [equal], [equal]]), 8, verify)
     x = np.linspace(-12, 12, 200_001)
     mass = np.sum(np.maximum(density(x, 0, 1) / 2 - density(x, mean, variance), 0)) * (
         x[1] - x[0]
@@ -144,14 +140,14 @@ def law_of_trials(trials=None):
     ), 1e-7
 
 
-def law_of_tails(trials=None):
+def law_of_tails(verify=verify_gaussian_block):
     """pi is 1/2 after each of two drafts, and the proposals of the second coin are
     taken now and then: whether a trial goes on after one that was not taken is a
     number of its own."""
     p = Gaussian(jnp.zeros((2, 1)), jnp.zeros((2, 1)))
     q = Gaussian(jnp.array([[HALF], [0.0]]), jnp.log(jnp.array([[1.0], [25.0]])))
     equal = math.sqrt(2 * math.log(5) / 0.96)  # where the densities are
-    kept = toss(p, q, jnp.array([[HALF], [equal]]), 9, trials)
+    kept = toss(p, q, jnp.array([[HALF], [equal]]), 9, verify)
     x = np.linspace(-12, 12, 200_001)
     phi = lambda x, deviation: (
         np.exp(-0.5 * (x / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
@@ -162,14 +158,14 @@ def law_of_tails(trials=None):
 
 
 # What a trip tries on an accelerator; on a CPU it is one.
-MANY_COINS = Trials(3, 8)
+many_coins = functools.partial(verify_gaussian_block, trials=Trials(3, 8))
 LAWS = {
     "paths": law_of_paths,
     "coins": law_of_fair_coins,
-    "coins, many": functools.partial(law_of_fair_coins, MANY_COINS),
+    "coins, many": functools.partial(law_of_fair_coins, many_coins),
     "trials": law_of_trials,
     "tails": law_of_tails,
-    "trials, many": functools.partial(law_of_trials, MANY_COINS),
+    "trials, many": functools.partial(law_of_trials, many_coins),
 }
 
 
@@ -239,7 +235,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_almost_right_blocks_are_refuted(name):
     wrong, law = WRONG[name]
-    p, limit = LAWS[law](wrong(1, 4))
+    p, limit = LAWS[law](functools.partial(verify_gaussian_block, trials=wrong(1, 4)))
     assert p <= limit
 
 
