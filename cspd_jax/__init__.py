@@ -1,10 +1,11 @@
-"""Speculative decoding that does not change what comes out, in JAX."""
+"""Speculative decoding in JAX that does not change the distribution of the output."""
 
 import pathlib
 
 __version__ = "0.8.0.dev0"
 
-# In a checkout `converters/` lies beside this folder; installed, it lies inside it.
+# In a checkout `converters/` lies beside this folder. In an installed package it lies
+# inside this folder.
 _ROOT = pathlib.Path(__file__).parent.parent
 if (_ROOT / "converters" / "source.py").is_file() and not (
     _ROOT / "cspd_jax" / "converters"

@@ -1,5 +1,5 @@
-"""What decoding needs of a language model, causal or masked, and the prompts that it is
-given."""
+"""The functions that decoding needs from a language model, causal or masked, and the
+prompts that it reads."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Model: TypeAlias = TextModel | tuple[Any, ArrayTree]
 class LanguageModelConfig(Protocol):
     """The sizes that decoding reads.
 
-    causal: whether a token sees only the tokens before it.
+    causal: whether a token sees only itself and the tokens before it.
     vocab_size: the size of the last axis of the logits.
-    known_ids: the first id that is padding of the vocabulary: it and those after it are
-        never drawn.
+    known_ids: the number of ids that may be drawn. Ids from this number on only pad the
+        vocabulary.
     eos_ids: the ids that end a text.
     """
 
@@ -38,20 +38,20 @@ class LanguageModelConfig(Protocol):
 
 
 class LanguageModel(Protocol):
-    """Pure functions of explicit parameters. Implementations are hashable: they are
-    static under jit.
+    """A language model: pure functions of explicit parameters. Implementations are
+    hashable, because they are static under jit.
 
-    A model that has more is used better. If `packs` is true, a pass over many tokens
-    takes longer than one over few, as it does on a CPU, and `apply_packed` skips the
-    padding: `PackingLanguageModel`.
+    A model may have more functions than these. If it has a true attribute `packs`, a
+    pass over many tokens takes longer than a pass over few, as on a CPU, and decoding
+    calls `apply_packed`, which skips the padding: see `PackingLanguageModel`.
     """
 
     @property
     def config(self) -> LanguageModelConfig: ...
 
     def empty_cache(self, batch: int, max_len: int) -> ArrayTree:
-        """Makes a cache (any pytree) with one slot for each of max_len positions of
-        each row."""
+        """Makes a cache, which may be any pytree. Each row has one slot for each of
+        max_len positions."""
 
     def apply(
         self,
@@ -63,19 +63,31 @@ class LanguageModel(Protocol):
         rows: Array | None = None,
         entering: tuple[int, ...] = (),
     ) -> Pass:
-        """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache
-        with these stored.
+        """Reads tokens, and returns their logits [B, Q, V] and the cache with the
+        tokens stored in it.
 
-        A token sees the slots at positions up to its own. Positions outside 0..max_len
-        - 1 are padding and store nothing. Going back is just reusing earlier positions.
-        rows [B, R] are indices into Q: only their logits are computed, [B, R, V].
-        entering: layers; what enters them at all tokens is returned too, and heads
-        draft from it. Without any, the states are None.
+        A token sees the slots at positions up to its own. To go back, call the function
+        with earlier positions again.
+
+        tokens: [B, Q] ids.
+        positions: [B, Q] the position of each token. Tokens at positions outside
+            0..max_len - 1 are padding and are not stored.
+        rows: [B, R] indices into Q. If they are given, only their logits are computed,
+            [B, R, V].
+        entering: S layers. The hidden states that enter these layers are returned for
+            all tokens, [B, Q, S D], and heads draft from them. Without layers the
+            states are None.
+
+        For example, a row with 3 stored tokens and a max_len of 8 reads 2 new tokens
+        and a padding at the positions 3, 4 and 8.
         """
 
 
 class PackingLanguageModel(LanguageModel, Protocol):
-    """What passes without padding need of a model as well."""
+    """The additional functions of a model that can skip padding.
+
+    packs: whether skipping padding saves time.
+    """
 
     packs: bool
 
@@ -90,19 +102,19 @@ class PackingLanguageModel(LanguageModel, Protocol):
         read: Callable[[Array], Array],
         entering: tuple[int, ...] = (),
     ) -> Pass:
-        """Does what `apply` does, with read(logits) [B, Q, ...] in place of the logits,
-        and zeros of padding.
+        """Does what `apply` does, and returns read(logits) [B, Q, ...] in place of the
+        logits. The results for padding are zeros.
 
-        At most `size` tokens are not padding. read: from logits [1, size, V] to [1,
-        size, ...].
+        size: a bound on the number of tokens that are not padding.
+        read: maps logits [1, size, V] to [1, size, ...].
         """
 
 
 class TreeLanguageModel(LanguageModel, Protocol):
-    """What trees of drafts need of a model as well: tokens that share a position, and a
-    cache whose slots can be moved.
+    """The additional functions of a model that can verify a tree of drafts: tokens may
+    share a position, and the slots of the cache can be moved.
 
-    The caches have a field max_len, the number of their slots.
+    A cache has a field max_len, the number of its slots.
     """
 
     def apply_seeing(
@@ -116,22 +128,28 @@ class TreeLanguageModel(LanguageModel, Protocol):
         visible: Array,
         entering: tuple[int, ...] = (),
     ) -> Pass:
-        """Does what `apply` does, with the tokens stored in `slots` [B, Q]; each sees
-        the slots of visible [B, Q, max_len] (bool)."""
+        """Does what `apply` does, with given slots and a given visibility.
+
+        slots: [B, Q] the slots that store the tokens.
+        visible: [B, Q, max_len] bool, which slots each token sees.
+        """
 
     def move(self, cache: ArrayTree, sources: Array, targets: Array) -> ArrayTree:
-        """Returns the cache with the contents of the slots `sources` [B, M] in
-        `targets` [B, M] as well.
+        """Returns the cache with the contents of the slots `sources` copied to the
+        slots `targets`.
 
-        Targets outside 0..max_len - 1 are dropped.
+        sources: [B, M] the slots that are copied.
+        targets: [B, M] the slots that are overwritten. Targets outside 0..max_len - 1
+            are dropped.
         """
 
 
 class MaskedModelConfig(LanguageModelConfig, Protocol):
     """The conventions of a masked-diffusion model.
 
-    mask_ids: the id that stands for a place to be filled, as a tuple of one.
-    shifted: whether hidden state i - 1 predicts the token at position i, as in Dream.
+    mask_ids: the id that stands for a place to be filled, as a tuple of one id.
+    shifted: whether the hidden state i - 1 predicts the token at position i, as in
+        Dream.
     """
 
     mask_ids: tuple[int, ...]
@@ -139,8 +157,8 @@ class MaskedModelConfig(LanguageModelConfig, Protocol):
 
 
 class MaskedLanguageModel(Protocol):
-    """Passes over everything, and beside a cache: pure functions, of a hashable
-    object."""
+    """A masked-diffusion language model: pure functions of explicit parameters, for
+    passes over whole rows and for passes with a cache. Implementations are hashable."""
 
     @property
     def config(self) -> MaskedModelConfig: ...
@@ -153,16 +171,18 @@ class MaskedLanguageModel(Protocol):
         *,
         rows: Array | None = None,
     ) -> Array:
-        """Returns logits [B, N, V] of tokens [B, N] without a cache; at i they predict
-        the token at i.
+        """Returns the logits [B, N, V] of whole rows, without a cache. The logits at i
+        predict the token at i.
 
-        mask [B, N] hides tokens where it is false. rows [B, R] are indices into N:
-        logits [B, R, V] of these.
+        tokens: [B, N] ids.
+        mask: [B, N] bool, false hides a token.
+        rows: [B, R] indices into N. If they are given, the logits are those at the
+            indices, [B, R, V].
         """
 
     def empty_cache(self, batch: int, max_len: int) -> ArrayTree:
-        """Makes a cache (any pytree) with one slot for each of max_len positions of
-        each row."""
+        """Makes a cache, which may be any pytree. Each row has one slot for each of
+        max_len positions."""
 
     def apply(
         self,
@@ -174,11 +194,16 @@ class MaskedLanguageModel(Protocol):
         mask: Array | None = None,
         rows: Array | None = None,
     ) -> Pass:
-        """Returns logits [B, Q, V] of tokens [B, Q], and the cache with them stored at
-        positions [B, Q].
+        """Reads tokens, and returns their logits [B, Q, V] and the cache with the
+        tokens stored in it. The logits at i come from the hidden state i, even if the
+        model is shifted.
 
-        Positions outside the cache store nothing. mask [B, max_len] hides slots. The
-        logits are those of the hidden states, also of a shifted model.
+        tokens: [B, Q] ids.
+        positions: [B, Q] the position of each token. Tokens at positions outside the
+            cache are not stored.
+        mask: [B, max_len] bool, false hides a slot.
+        rows: [B, R] indices into Q. If they are given, only their logits are computed,
+            [B, R, V].
         """
 
     def beside(
@@ -191,19 +216,21 @@ class MaskedLanguageModel(Protocol):
         own: Array,
         mask: Array,
     ) -> Array:
-        """Returns logits [B, R, Q, V] of R versions [B, R, Q] of the tokens at
-        positions [B, Q]; nothing is stored.
+        """Reads R versions of the tokens at the same positions, and returns their
+        logits [B, R, Q, V]. Nothing is stored.
 
-        A token sees its own version's tokens where own [B, Q] is true, and the slots of
-        mask [B, max_len].
+        tokens: [B, R, Q] the ids of each version.
+        positions: [B, Q] the position of each token.
+        own: [B, Q] bool, which tokens of its own version a token sees.
+        mask: [B, max_len] bool, which slots of the cache a token sees.
         """
 
 
 def bound(model: Model) -> tuple[Any, ArrayTree]:
-    """Returns (network, params) of a loaded model as decoding wants them, or such a
-    pair as it is.
+    """Returns the pair (network, params) of a loaded model in the form that decoding
+    needs. A pair is returned as it is.
 
-    Use the pair inside your own jitted function, where the parameters are traced.
+    Inside your own jitted function, use the pair, whose parameters are traced.
     """
     return model if isinstance(model, tuple) else model.for_decoding
 
@@ -211,9 +238,9 @@ def bound(model: Model) -> tuple[Any, ArrayTree]:
 class Prompts(NamedTuple):
     """Prompts of different lengths as arrays, which may be traced under jit.
 
-    tokens: [B, P] ids, each prompt at the left edge; what follows it in its row is
-        ignored.
-    lengths: [B] number of tokens in each prompt.
+    tokens: [B, P] ids. Each prompt begins at the left edge of its row, and the ids
+        after it are ignored.
+    lengths: [B] the number of tokens in each prompt.
     """
 
     tokens: Any
@@ -224,7 +251,11 @@ PromptsLike = Prompts | tuple[Array, Array] | Sequence[Sequence[int]]
 
 
 def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
-    """Makes arrays of lists of ids, padded with zeros on the right."""
+    """Turns lists of ids into arrays, padded with zeros on the right.
+
+    For example, [[5, 6], [7]] becomes the tokens [[5, 6], [7, 0]] and the lengths
+    [2, 1].
+    """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     tokens = np.zeros((len(lengths), max(lengths, default=0)), np.int32)
     for row, prompt in zip(tokens, prompts):
@@ -233,14 +264,15 @@ def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
 
 
 def as_prompts(prompts: PromptsLike) -> Prompts:
-    """Pads a list of prompts; takes a tuple to be (tokens, lengths) already."""
+    """Returns prompts as arrays. Lists are padded, and a tuple must be (tokens,
+    lengths)."""
     found = Prompts(*prompts) if isinstance(prompts, tuple) else pad_prompts(prompts)
     chex.assert_shape(found.tokens, (len(found.lengths), None))
     return found
 
 
 def concrete(value: ArrayLike | None) -> np.ndarray | None:
-    """Returns the value as a numpy array; None if there is none or it is traced."""
+    """Returns a value as a numpy array; None if the value is None or is traced."""
     return (
         None
         if value is None or isinstance(value, jax.core.Tracer)
@@ -251,8 +283,9 @@ def concrete(value: ArrayLike | None) -> np.ndarray | None:
 def check_prompts(
     config: LanguageModelConfig, prompts: Prompts, new: int, shortest: int = 1
 ) -> None:
-    """Raises a UserError unless no prompt is empty, and the model has its ids and
-    places for `new` more."""
+    """Raises a UserError if a prompt is shorter than `shortest`, has an id that the
+    model does not know or the id of the mask, or leaves no positions for `new` more
+    tokens."""
     tokens = concrete(prompts.tokens)
     lengths = concrete(prompts.lengths)
     longest = np.shape(prompts.tokens)[1]

@@ -1,4 +1,4 @@
-"""Models: a network with its configuration and its parameters."""
+"""Models, each a network with its configuration and its parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cspd_jax.networks.lm import LM, LMConfig
 from cspd_jax.networks.products import by_outputs, gains_by_outputs
 
 ImageConfig: TypeAlias = mar.MARConfig | sphere.SphereConfig | nextstep.NextStepConfig
-# The options that a checkpoint may have values for.
+# The options for which a checkpoint may have values.
 SAMPLING = (
     "cfg",
     "cfg_schedule",
@@ -30,12 +30,12 @@ SAMPLING = (
 class _Model:
     """A network with its parameters.
 
-    name: what it was loaded by.
-    network: its pure functions, static under jit.
-    params: pytree of arrays.
-    metadata: the rest of its config.json.
-    folder: its checkpoint's, if it has one.
-    mesh: the devices that its parameters lie on; None is one device.
+    name: the name by which the model was loaded.
+    network: the pure functions of the model, static under jit.
+    params: the parameters, a pytree of arrays.
+    metadata: the rest of the checkpoint's config.json.
+    folder: the folder of the checkpoint; None without a checkpoint.
+    mesh: the mesh on whose devices the parameters lie; None for one device.
     """
 
     name: str
@@ -50,9 +50,9 @@ class _Model:
 class ImageModel(_Model):
     """An image model with its parameters: a MAR or causal model, or your own.
 
-    network: a `TokenModel`. Either it has a `config` with num_classes and respacing, or
-        these are its own attributes.
-    class_names: one per class, or empty.
+    network: a `TokenModel`. It has num_classes and respacing in its `config`, or as
+        attributes of its own.
+    class_names: the name of each class, or empty.
     """
 
     class_names: tuple[str, ...] = ()
@@ -63,14 +63,14 @@ class ImageModel(_Model):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Returns what its checkpoint says of its sampling:
-        `Options(**model.sampling)`; perhaps nothing."""
+        """The sampling options that the checkpoint recommends, possibly none. They are
+        used as `Options(**model.sampling)`."""
         found = (self.metadata.get("extra") or {}).get("sampling") or {}
         return {name: found[name] for name in SAMPLING if name in found}
 
     def class_name(self, label: int) -> str:
-        """Returns the caption of a label: the class's name, its number, or "no class"
-        for -1."""
+        """Returns the caption of a label: the name of the class, or its number if it
+        has no name. The caption of -1 is "no class"."""
         if label < 0:
             return "no class"
         return self.class_names[label] if self.class_names else str(label)
@@ -88,10 +88,11 @@ class TextModel(_Model):
 
     @functools.cached_property
     def for_decoding(self) -> tuple[LM, ArrayTree]:
-        """Returns the network and its parameters as passes over few tokens want them.
+        """The network and its parameters, in the form that is fastest for passes over
+        few tokens.
 
-        On a CPU large kernels lie by outputs, in a copy that is made when this is first
-        asked for.
+        On a CPU this is a copy in which large kernels lie by outputs. The copy is made
+        when the property is first read.
         """
         if self.mesh is not None or not gains_by_outputs(
             self.params, self.network.dtype
@@ -104,14 +105,15 @@ class TextModel(_Model):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadModel(_Model):
-    """A head that drafts from its target's states, with its parameters: see
+    """A head that drafts from its target's hidden states, with its parameters. See
     `text.draft_from_states`."""
 
     network: Eagle
 
     @functools.cached_property
     def for_decoding(self) -> tuple[Eagle, ArrayTree]:
-        """Returns the network and its parameters as `TextModel.for_decoding` does."""
+        """The network and its parameters, in the same form as
+        `TextModel.for_decoding`."""
         floats = {
             name: part
             for name, part in self.params.items()
@@ -127,10 +129,10 @@ class HeadModel(_Model):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VAE:
-    """An autoencoder with its parameters; turns what models make into pixels: a KL-16
-    the latents of MAR, an S-VAE the tokens of SphereAR.
+    """An autoencoder with its parameters, which turns the tokens of an image model into
+    pixels. A KL-16 decodes the latents of MAR, and an S-VAE the tokens of SphereAR.
 
-    metadata: the rest of its config.json.
+    metadata: the rest of the checkpoint's config.json.
     """
 
     name: str

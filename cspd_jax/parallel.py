@@ -1,9 +1,9 @@
 """Many devices: a mesh with a data axis (images, rows) and a model axis (heads, widths,
 vocabulary).
 
-JAX's own runtime does the work. A model is placed on a mesh by `place`; rows are spread
-over the data axis by `spread`, inside which every group of devices runs by itself and
-waits for no other.
+JAX's own runtime does the work. `place` puts a model on a mesh. `spread` spreads rows
+over the data axis, where every group of devices runs by itself and waits for no other
+group.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ MODEL = "model"
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Reads "data=4,model=2" as {"data": 4, "model": 2}; an axis that is left out has
-    one device."""
+    """Returns the number of devices per axis, which is 1 for an axis that is left out.
+
+    For example, "data=4,model=2" becomes {"data": 4, "model": 2}, and "data=4" becomes
+    {"data": 4, "model": 1}.
+    """
     try:
         sizes = {
             name.strip(): int(size)
@@ -49,8 +52,8 @@ def parse_mesh(text: str) -> dict[str, int]:
 def make_mesh(
     sizes: str | Mapping[str, int], devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Makes a mesh of these sizes, whose product must be the number of devices
-    (default: all devices of all processes)."""
+    """Makes a mesh with these numbers of devices per axis. Their product must be the
+    number of the given devices (default: all devices of all processes)."""
     sizes = (
         parse_mesh(sizes) if isinstance(sizes, str) else {DATA: 1, MODEL: 1, **sizes}
     )
@@ -71,8 +74,9 @@ def make_mesh(
 def default_mesh(
     sizes: str | None = None, devices: Sequence[jax.Device] | None = None
 ) -> Mesh | None:
-    """Makes a mesh of the devices (default: all of all processes), all on the data axis
-    unless told; None for a single device."""
+    """Makes a mesh of the given devices (default: all devices of all processes).
+    Without sizes all devices are on the data axis, and the result is None for a single
+    device."""
     devices = jax.devices() if devices is None else devices
     if sizes is None and len(devices) == 1:
         return None
@@ -80,8 +84,9 @@ def default_mesh(
 
 
 def common_mesh(*models: object) -> Mesh | None:
-    """Returns the mesh that models lie on; UserError if they lie on different ones.
-    What has no mesh of its own, such as a drafter without parameters, is left out."""
+    """Returns the mesh on which the models lie. Raises a UserError if they lie on
+    different meshes. An object without a mesh of its own, such as a drafter without
+    parameters, is ignored."""
     meshes = {model.mesh for model in models if hasattr(model, "mesh")}
     if len(meshes) > 1:
         raise UserError(
@@ -94,7 +99,7 @@ _INPUTS = 0
 _OUTPUTS = 1
 _FEATURES = 1
 
-# (the end of a parameter's path, the axis that is cut)
+# The end of a parameter's path, and the axis that is cut.
 _HEADS = (
     (r"attention/[qkv]/kernel", _OUTPUTS),
     (r"attention/[qkv]/bias", 0),
@@ -124,11 +129,14 @@ _RULES = (
 def partition(
     path: str, shape: tuple[int, ...], devices: int, config: object = None
 ) -> PartitionSpec:
-    """Says how the parameter at `path` ("layers_0/mlp/up/kernel") is cut for so many
-    devices.
+    """Returns how the parameter at `path` ("layers_0/mlp/up/kernel") is cut for a
+    number of devices.
 
-    config: of the network; a language model's heads are shared out only if their number
-        can be.
+    config: the configuration of the network. The heads of a language model are divided
+        among the devices only if the number of devices divides the number of key heads.
+
+    For example, the kernel [K, N] at this path is cut along N for 2 devices, if N is
+    even.
     """
     kv_heads = getattr(config, "kv_heads", 0)
     for pattern, axis in (*(_WITHOUT_HEADS if kv_heads % devices else _HEADS), *_RULES):
@@ -142,9 +150,12 @@ def partition(
 
 
 def shardings(mesh: Mesh, params: ArrayTree, config: object = None) -> Any:
-    """Returns the sharding of every parameter of a tree (of arrays or of their shapes):
-    cut along the model axis by its name, whole along the data axis. config: of the
-    network."""
+    """Returns the sharding of every parameter of a tree, which holds arrays or their
+    shapes. A parameter is cut along the model axis according to its name, and is whole
+    along the data axis.
+
+    config: the configuration of the network.
+    """
 
     def of(path, leaf) -> NamedSharding:
         return sharding(
@@ -160,21 +171,21 @@ def shardings(mesh: Mesh, params: ArrayTree, config: object = None) -> Any:
 def sharding(
     mesh: Mesh, path: tuple[str, ...], shape: tuple[int, ...], config: object = None
 ) -> NamedSharding:
-    """Returns the sharding of the parameter at `path`."""
+    """Returns the sharding of the parameter at `path`, which has this shape."""
     return NamedSharding(
         mesh, partition("/".join(path), tuple(shape), mesh.shape[MODEL], config)
     )
 
 
 def place(mesh: Mesh, params: ArrayTree, config: object = None) -> ArrayTree:
-    """Places parameters, which every process must have whole, so that each device holds
-    its share."""
+    """Puts parameters on the devices of a mesh, so that each device holds its share.
+    Every process must have the whole parameters."""
     return jax.tree.map(put, params, shardings(mesh, params, config))
 
 
 def replicate(mesh: Mesh, tree: ArrayTree) -> ArrayTree:
-    """Puts numbers and arrays that every process has on every device, whole; those
-    already on the mesh stay."""
+    """Copies numbers and arrays, which every process has, to every device of the mesh.
+    Arrays that are already on the mesh stay as they are."""
 
     def on_mesh(array: Any) -> jax.Array:
         array = array if hasattr(array, "shape") else jnp.asarray(array)
@@ -189,8 +200,8 @@ def replicate(mesh: Mesh, tree: ArrayTree) -> ArrayTree:
 
 
 def put(array: Any, sharding: NamedSharding) -> jax.Array:
-    """Spreads an array that every process has whole; each copies only what its devices
-    hold."""
+    """Spreads an array over devices. Every process has the whole array, and copies only
+    the parts that its own devices hold."""
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
@@ -202,8 +213,11 @@ def put(array: Any, sharding: NamedSharding) -> jax.Array:
 
 @contextlib.contextmanager
 def first_alone(what: str) -> Iterator[None]:
-    """Has the first process run the block before the others do, who then find on disk
-    what it left there."""
+    """Lets the first process run the block before the other processes. These then find
+    on disk what the first process wrote.
+
+    what: the name of the barrier at which the processes meet.
+    """
     if jax.process_index() > 0:
         sync_global_devices(what)
     yield
@@ -217,20 +231,24 @@ def spread(
     rows: ArrayTree,
     shared: ArrayTree,
 ) -> ArrayTree:
-    """Returns function(rows, shared), with the rows spread over the data axis. Inside
-    `jit` only.
+    """Returns function(rows, shared), with the rows spread over the data axis. It must
+    be called inside `jit`.
 
     Each group of devices along the data axis runs the function on its own rows, with
-    its own loops, and no message passes between groups. Within a group the compiler
-    divides the work as `shared` is placed along the model axis.
+    its own loops, and groups exchange no messages. Within a group the compiler divides
+    the work along the model axis, according to the sharding of `shared`.
 
-    rows: a pytree of arrays [N, ...]; the last one is repeated until the groups share
-        them evenly.
+    rows: a pytree of arrays [N, ...]. The last row is repeated until each group has the
+        same number of rows.
     shared: a pytree of arrays that all groups use.
 
-    What the function returns is by row, [rows, ...], but for its `Calls`. Groups make
-    theirs at the same time, so those in sequence are the ones of the group that made
-    most. What comes out is whole everywhere.
+    The function must return arrays by row, [rows, ...], and may return `Calls`. The
+    groups make their calls at the same time. So the result has the largest number of
+    sequential calls of any group, and the sum of the rows of their calls. Every device
+    gets the whole result.
+
+    For example, 5 rows on 2 groups become the rows 0 1 2 and 3 4 4, and the result has
+    the first 5 of these 6 rows.
     """
     count = len(jax.tree.leaves(rows)[0])
     groups = mesh.shape[DATA]

@@ -1,9 +1,10 @@
-"""Checkpoint folders: `config.json`, and the parameters in `params.safetensors`.
+"""Checkpoint folders, which hold `config.json` and the parameters in
+`params.safetensors`.
 
-A folder is written beside its final name and renamed, so a folder with that name is
-always complete. The kind of a checkpoint determines the class of its configuration and
-its network. Before 0.7 Orbax wrote the parameters, each as a Zarr array in the folder
-`params/`; such checkpoints are read too.
+A folder is written under another name and then renamed, so that a folder with its final
+name is always complete. The kind of a checkpoint determines the class of its
+configuration and its network. Before 0.7 the parameters were written by Orbax, each as
+a Zarr array in the folder `params/`. Such checkpoints can still be read.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ FILE = "params.safetensors"
 class Kind(NamedTuple):
     """A kind of network.
 
-    config_class: a frozen dataclass.
-    abstract_params: config -> nested dict of ShapeDtypeStruct.
+    config_class: the class of its configurations, a frozen dataclass.
+    abstract_params: maps a config to a nested dict of ShapeDtypeStruct.
     """
 
     config_class: type
@@ -61,12 +62,13 @@ _KINDS: dict[str, Kind | ImageKind] = {
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint folder holds.
+    """The content of a checkpoint folder.
 
     kind: the name of the kind.
-    config: the kind's frozen dataclass.
-    params: nested dict of arrays.
-    metadata: the rest of config.json: dtype, params (their number), source, extra, ...
+    config: the configuration, a frozen dataclass of the kind.
+    params: the parameters, a nested dict of arrays.
+    metadata: the rest of config.json: dtype, params (the number of parameters), source,
+        extra, ...
     """
 
     kind: str
@@ -88,11 +90,12 @@ def save(
     """Writes a new checkpoint folder, all or nothing, and returns the content of its
     config.json.
 
-    params: keep their dtype.
-    source: where the parameters come from; of a file also its digest.
-    extra: anything JSON can hold.
-    companions: files to copy as they are, such as a tokenizer's: place in the folder ->
-        file.
+    params: the parameters, which keep their dtypes.
+    source: the origin of the parameters, or for a file a pair of its name and its
+        digest.
+    extra: any data that JSON can hold.
+    companions: files that are copied unchanged, such as the files of a tokenizer, by
+        their places in the folder.
     """
     check_new_folder(path)
     leaves = {
@@ -129,11 +132,11 @@ def save(
 def load(
     path: str | os.PathLike, dtype: DTypeLike | None = None, mesh: Mesh | None = None
 ) -> Checkpoint:
-    """Reads a checkpoint folder; its parameters become jax arrays, cast to `dtype` if
-    given.
+    """Reads a checkpoint folder. The parameters become jax arrays, cast to `dtype` if
+    it is given.
 
-    mesh: the devices they are spread over. Each process then reads what its devices
-        hold.
+    mesh: a mesh over whose devices the parameters are spread. Each process then reads
+        only the parts that its own devices hold.
     """
     description = read_description(path)
     config = description.pop("config")
@@ -160,8 +163,8 @@ def load(
 
 
 def read_description(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the content of a checkpoint's config.json, with "config" as the kind's
-    dataclass."""
+    """Returns the content of a checkpoint's config.json, with "config" as a dataclass
+    of the kind."""
     path = Path(path)
     file = path / "config.json"
     if not file.is_file():
@@ -188,8 +191,8 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_config(cls: type, values: object, where: str) -> Any:
-    """Returns the frozen dataclass that a JSON object describes, which must have
-    exactly its fields."""
+    """Returns the frozen dataclass that a JSON object describes. The object must have
+    exactly the fields of the dataclass."""
     values = values if isinstance(values, Mapping) else {}
     known = {field.name for field in dataclasses.fields(cls)}
     missing = sorted(known - values.keys())
@@ -221,22 +224,26 @@ def _kind(name: object, where: str | os.PathLike) -> Kind | ImageKind:
 
 def _write(file: Path, leaves: dict[str, np.ndarray]) -> None:
     file.touch()
-    mode = file.stat().st_mode  # the library makes files that only their owner can read
+    mode = file.stat().st_mode  # save_file would let only the owner read
     save_file(leaves, file)
     file.chmod(mode)
 
 
 class _Stored(NamedTuple):
-    """A parameter on disk. read: a function from an index (`...` is all) to its
-    numbers."""
+    """A parameter on disk.
+
+    shape: the shape of the parameter.
+    read: maps an index, which is `...` for the whole parameter, to the numbers at the
+        index.
+    """
 
     shape: tuple[int, ...]
     read: Callable[[Any], np.ndarray]
 
 
 def _stored(path: Path) -> dict[str, _Stored]:
-    """Returns the parameters of a checkpoint by their paths in the tree; no number is
-    read yet."""
+    """Returns the parameters of a checkpoint by their paths in the tree. This reads no
+    numbers yet."""
     if not (path / FILE).is_file():
         return {
             folder.name.replace(".", "/"): _zarr_array(folder)
@@ -268,7 +275,8 @@ def _zarr_array(folder: Path) -> _Stored:
 def _check_shapes(
     found: Mapping[str, Any], abstract: Mapping, where: str | os.PathLike
 ) -> None:
-    """Raises UserError unless the arrays by name are those of the network."""
+    """Raises a UserError unless the arrays have the names and shapes of the network's
+    parameters."""
     shapes_of = lambda arrays: {
         name: tuple(array.shape) for name, array in arrays.items()
     }

@@ -1,10 +1,10 @@
-"""Attention of a language model: to a cache with one slot per position, to its own
-tokens, or to both; and passes over tokens of which many are padding, without computing
-the padding.
+"""The attention of a language model: to a cache with one slot per position, to the
+tokens of the pass, or to both. `Packing` makes passes that do not compute the padding.
 
-A row that drafts few tokens, or none, has padding in a pass whose shape is fixed. On a
-CPU the products with it cost as much as those with tokens. Packed, the tokens lie in
-one row, and only attention sees a batch.
+The shape of a pass is fixed, so a row that has few drafts, or none, is padded. On a CPU
+matrix products with padding cost as much as products with tokens. When a pass is
+packed, all tokens that are not padding lie in one row, and only attention sees the
+batch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Array = jax.Array
 
 
 class Cache(NamedTuple):
-    """Holds keys (already rotated) and values of every layer: one array [B, kv_heads,
-    max_len, Dh] each.
+    """The keys (already rotated) and the values of every layer, each an array
+    [B, kv_heads, max_len, Dh].
 
-    Heads come before positions: attention then reads the arrays as they lie, without a
-    transposed copy.
+    Heads come before positions, so that attention reads the arrays as they lie, without
+    a transposed copy.
     """
 
     keys: tuple[Array, ...]
@@ -33,23 +33,28 @@ class Cache(NamedTuple):
         return self.keys[0].shape[2]
 
     def seen_from(self, positions: Array) -> Array:
-        """Returns which slots tokens at `positions` [B, Q] see, those up to their own:
-        [B, Q, max_len]."""
+        """Returns which slots a token sees, bool [B, Q, max_len]: the slots up to its
+        own position.
+
+        positions: [B, Q] the position of each token. A negative position sees slot 0.
+        """
         return jnp.arange(self.max_len) <= jnp.maximum(positions, 0)[:, :, None]
 
 
 def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
-    """Returns softmax(q k^T / sqrt(Dh)) v, [B, Q, H, Dh], without repeating the keys of
-    shared heads.
+    """Returns softmax(q k^T / sqrt(Dh)) v, [B, Q, H, Dh]. Keys that several query heads
+    share are not repeated.
 
-    q [B, Q, H, Dh]; keys and values [B, kv_heads, K, Dh]; visible [B or 1, Q or 1, K]
-    (bool), None for all. A query that sees nothing gets a finite, meaningless result.
+    q: [B, Q, H, Dh] the queries.
+    keys, values: [B, kv_heads, K, Dh] the keys and values.
+    visible: [B or 1, Q or 1, K] bool, which keys each query sees; None for all. A query
+        that sees nothing gets a finite, meaningless result.
     """
     batch, length, heads, dim = q.shape
     kv_heads, count = keys.shape[1:3]
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    # Query heads that share keys become rows of one product with them: [B, kv_heads,
-    # group * Q, Dh].
+    # The query heads that share keys become rows of one product with these keys:
+    # [B, kv_heads, group * Q, Dh].
     rows = q.reshape(batch, length, kv_heads, -1, dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, -1, dim)
     scores = (
@@ -79,18 +84,22 @@ def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array
 def attend_beside(
     q: Array, k: Array, v: Array, slots: tuple[Array, Array], own: Array, seen: Array
 ) -> Array:
-    """Lets R versions of the same tokens each see itself and the stored slots: [B * R,
-    Q, H, Dh].
+    """Returns the attention, [B * R, Q, H, Dh], of R versions of the same tokens. Each
+    version sees its own tokens and the stored slots.
 
-    q [B * R, Q, H, Dh]; k and v [B * R, Q, kv_heads, Dh]; slots [B, kv_heads, K, Dh]
-    are read where they lie, not once for each version. own [B, Q] and seen [B, K]:
-    which tokens and which slots are seen.
+    q: [B R, Q, H, Dh] the queries of all versions.
+    k, v: [B R, Q, kv_heads, Dh] the keys and values of all versions.
+    slots: [B, kv_heads, K, Dh] the stored keys and values, which are read where they
+        lie and not once for each version.
+    own: [B, Q] bool, which tokens of its version a token sees.
+    seen: [B, K] bool, which slots a token sees.
     """
     keys, values = slots
     batch, kv_heads, _, dim = keys.shape
     length, heads = q.shape[1:3]
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    # Heads come before versions: then all versions are one product with what is stored.
+    # Heads come before versions, so that one product multiplies all versions with the
+    # stored keys.
     rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(
         0, 3, 1, 4, 2, 5
     )
@@ -118,10 +127,10 @@ def attend_beside(
 
 
 class Beside(NamedTuple):
-    """Says what a token sees in a pass that stores nothing.
+    """What a token sees in a pass that stores nothing.
 
-    own: [B, Q] bool, tokens of its own version.
-    seen: [B, K] bool, slots of the cache.
+    own: [B, Q] bool, which tokens of its own version it sees.
+    seen: [B, K] bool, which slots of the cache it sees.
     """
 
     own: Array
@@ -129,18 +138,22 @@ class Beside(NamedTuple):
 
 
 def write(slots: Array, new: Array, positions: Array) -> Array:
-    """Puts new [B, Q, kv_heads, Dh] into slots [B, kv_heads, max_len, Dh] at each row's
-    positions [B, Q].
+    """Writes new keys or values into the slots of their positions, and returns the
+    slots.
 
-    Positions of one row differ; those outside 0..max_len - 1 are dropped.
+    slots: [B, kv_heads, max_len, Dh] the slots of one layer.
+    new: [B, Q, kv_heads, Dh] the keys or values of the tokens.
+    positions: [B, Q] the position of each token. The positions of one row differ.
+        Tokens at positions outside 0..max_len - 1 are dropped.
     """
     heads, max_len = slots.shape[1:3]
     inside = (positions >= 0) & (positions < max_len)
-    # One for each, so that indices are unique, as promised.
+    # A place of its own for each dropped token, because the scatter below promises
+    # unique indices.
     beyond = max_len + jnp.arange(positions.shape[1])
     index = jnp.where(inside, positions, beyond)[:, None]
-    # Indices of all axes but the last: XLA then writes in place, and neither transposes
-    # nor copies the slots.
+    # All axes but the last have indices, so that XLA writes in place. It neither
+    # transposes nor copies the slots.
     row = jnp.arange(len(slots))[:, None, None]
     head = jnp.arange(heads)[:, None]
     new = new.astype(slots.dtype).swapaxes(1, 2)
@@ -148,28 +161,46 @@ def write(slots: Array, new: Array, positions: Array) -> Array:
 
 
 class Packing(NamedTuple):
-    """Says which N tokens of a batch [B, Q] are computed.
+    """Which N tokens of a batch [B, Q] are computed.
 
-    sources: [N] the index of each in B * Q; B * Q where there are fewer than N.
-    places: [B, Q] where each token lies among the N; N for those left out.
+    sources: [N] the index of each packed token in the flat batch of B * Q tokens. Where
+        there are fewer than N tokens, the index is B * Q.
+    places: [B, Q] the place of each token among the N packed ones; N for tokens left
+        out.
+
+    For example, with used = [[1, 1, 0], [1, 0, 0]] and size = 4, `packing` returns
+
+        sources     [0, 1, 3, 6]
+        places      [[0, 1, 4], [2, 4, 4]]
     """
 
     sources: Array
     places: Array
 
     def pack(self, a: Array) -> Array:
-        """Takes the tokens out of a [B, Q, ...], [1, N, ...], zeros where there are
-        fewer tokens."""
+        """Packs an array of all tokens into an array of the packed tokens, [1, N, ...].
+        Where there are fewer than N tokens, it has zeros.
+
+        a: [B, Q, ...] the array of all tokens.
+        """
         flat = a.reshape(-1, *a.shape[2:])
         return jnp.take(flat, self.sources, axis=0, mode="fill", fill_value=0)[None]
 
     def unpack(self, a: Array) -> Array:
-        """Puts a [1, N, ...] back, [B, Q, ...], zeros for the tokens left out."""
+        """Returns an array of all tokens, [B, Q, ...], with zeros for the tokens left
+        out.
+
+        a: [1, N, ...] the array of the packed tokens.
+        """
         return jnp.take(a[0], self.places, axis=0, mode="fill", fill_value=0)
 
 
 def packing(used: Array, size: int) -> Packing:
-    """Packs the tokens `used` [B, Q] (bool), of which there are at most `size`."""
+    """Returns the packing of the used tokens.
+
+    used: [B, Q] bool, which tokens are packed.
+    size: the number N of places, which must be enough for all used tokens.
+    """
     flat = used.reshape(-1)
     sources = jnp.nonzero(flat, size=size, fill_value=flat.size)[0]
     places = jnp.where(flat, jnp.cumsum(flat) - 1, size)

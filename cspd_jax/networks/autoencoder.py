@@ -1,8 +1,8 @@
-"""The KL-16 autoencoder: images [N, H, W, 3] <-> latents [N, H/16, W/16, 16], in Flax;
-and FLUX-type ones, which are made of the same blocks.
+"""The KL-16 autoencoder in Flax: images [N, H, W, 3] <-> latents [N, H/16, W/16, 16].
+The autoencoders of FLUX are made of the same blocks.
 
-Convolutions and products run in `dtype`, normalisation and softmax in at least float32.
-Submodule names follow the PyTorch checkpoint with dots turned into underscores:
+Convolutions and products run in `dtype`. Normalisation and softmax run in at least
+float32. Submodules have the names of the PyTorch checkpoint, with underscores for dots:
 `down.0.block.1` is `down_0_block_1`.
 """
 
@@ -23,21 +23,21 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class KLConfig:
-    """The KL-16 autoencoder. The defaults are those of the published one (66 M
-    parameters, stride 16).
+    """The KL-16 autoencoder. The defaults are the sizes of the published autoencoder
+    (66 M parameters, stride 16).
 
     The two middle parts always have one attention block.
 
-    channels: of the outermost level.
-    channel_mult: channels of each level, as multiples of that.
-    num_res_blocks: residual blocks per level.
-    z_channels: channels between encoder and decoder.
-    embed_dim: channels of the latents.
-    image_channels: channels of the images.
-    groups: of the group normalisation.
-    encoder_attention_levels: levels of the encoder whose residual blocks are followed
-        by attention.
-    decoder_attention_levels: the decoder's.
+    channels: the number of channels of the outermost level.
+    channel_mult: the number of channels of each level, as multiples of `channels`.
+    num_res_blocks: the number of residual blocks per level.
+    z_channels: the number of channels between encoder and decoder.
+    embed_dim: the number of channels of the latents.
+    image_channels: the number of channels of the images.
+    groups: the number of groups of the group normalisation.
+    encoder_attention_levels: the levels of the encoder in which attention follows each
+        residual block.
+    decoder_attention_levels: the same for the decoder.
     """
 
     channels: int = 128
@@ -50,8 +50,8 @@ class KLConfig:
     encoder_attention_levels: tuple[int, ...] = (4,)
     decoder_attention_levels: tuple[int, ...] = ()
 
-    # Whether 1 x 1 convolutions lie between encoder and latents, and between latents
-    # and decoder.
+    # Whether 1 x 1 convolutions lie between the encoder and the latents, and between
+    # the latents and the decoder.
     quantised: ClassVar[bool] = True
 
     def __post_init__(self):
@@ -68,13 +68,14 @@ class KLConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FluxConfig(KLConfig):
-    """A FLUX-type autoencoder: KL-16's encoder and decoder, without convolutions around
-    the latents. The defaults are those of FLUX.1 (84 M parameters, stride 8).
+    """An autoencoder like FLUX's: the encoder and the decoder of KL-16, without
+    convolutions around the latents. The defaults are the sizes of FLUX.1's autoencoder
+    (84 M parameters, stride 8).
 
-    scale, shift: a model's latents are (what the encoder says - shift) * scale.
-    normalised: the encoder's means are normalised, token by token, to mean 0 and
-        variance 1.
-    token_side: latents along one side of such a token.
+    scale, shift: a model's latents are (the encoder's latents - shift) * scale.
+    normalised: whether the encoder's means are normalised, token by token, to mean 0
+        and variance 1.
+    token_side: the number of latents along one side of such a token.
     """
 
     channel_mult: tuple[int, ...] = (1, 2, 4, 4)
@@ -88,8 +89,12 @@ class FluxConfig(KLConfig):
 
 
 class Posterior(NamedTuple):
-    """The diagonal Gaussian over latents [N, h, w, embed_dim]; logvar is clamped to
-    [-30, 20]."""
+    """The diagonal Gaussian over latents.
+
+    mean: [N, h, w, embed_dim] the mean.
+    logvar: [N, h, w, embed_dim] the log of the variance, clamped to [-30, 20].
+    std: [N, h, w, embed_dim] the standard deviation.
+    """
 
     mean: Array
     logvar: Array
@@ -123,8 +128,8 @@ def conv(features: int, size: int, name: str, dtype) -> nn.Conv:
 
 
 class ResBlock(nn.Module):
-    """[N, H, W, Cin] -> [N, H, W, features]: two normalised convolutions beside a
-    shortcut."""
+    """Maps [N, H, W, Cin] to [N, H, W, features] by two normalised convolutions beside
+    a shortcut."""
 
     features: int
     groups: int
@@ -170,7 +175,8 @@ def _middle(x: Array, groups: int, dtype) -> Array:
 
 
 class Encoder(nn.Module):
-    """[N, H, W, image_channels] -> [N, H/stride, W/stride, 2 z_channels]."""
+    """Maps images [N, H, W, image_channels] to
+    [N, H/stride, W/stride, 2 z_channels]."""
 
     config: KLConfig
     dtype: jnp.dtype = jnp.float32
@@ -209,7 +215,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """[N, h, w, z_channels] -> [N, h stride, w stride, image_channels]."""
+    """Maps [N, h, w, z_channels] to images [N, h stride, w stride, image_channels]."""
 
     config: KLConfig
     dtype: jnp.dtype = jnp.float32
@@ -240,6 +246,8 @@ class Decoder(nn.Module):
 
 
 class Autoencoder(nn.Module):
+    """The encoder, the decoder, and the 1 x 1 convolutions between them."""
+
     config: KLConfig
     dtype: jnp.dtype = jnp.float32
 
@@ -252,8 +260,8 @@ class Autoencoder(nn.Module):
             self.post_quant_conv = conv(c.z_channels, 1, "post_quant_conv", self.dtype)
 
     def moments(self, images: Array) -> Array:
-        """Maps images [N, H, W, 3] in [-1, 1] to [N, h, w, 2 embed_dim]: mean, then
-        unclamped logvar."""
+        """Maps images [N, H, W, 3] in [-1, 1] to the mean and the unclamped logvar,
+        side by side, [N, h, w, 2 embed_dim]."""
         encoded = self.encoder(images.astype(self.dtype))
         return self.quant_conv(encoded) if self.config.quantised else encoded
 
@@ -270,15 +278,16 @@ class Autoencoder(nn.Module):
 
 
 def posterior(moments: Array) -> Posterior:
-    """Reads moments [N, h, w, 2 embed_dim] as a Posterior, in at least float32."""
+    """Returns the posterior that has these moments [N, h, w, 2 embed_dim], in at least
+    float32."""
     mean, logvar = jnp.split(at_least_float32(moments), 2, axis=-1)
     logvar = jnp.clip(logvar, -30.0, 20.0)
     return Posterior(mean, logvar, jnp.exp(0.5 * logvar))
 
 
 def encode(config: KLConfig, params, images: Array, dtype=jnp.float32) -> Posterior:
-    """Maps images [N, H, W, 3] in [-1, 1] to the distribution of latents; the stride
-    divides H and W."""
+    """Maps images [N, H, W, 3] in [-1, 1] to the distribution of their latents. H and W
+    must be multiples of the stride."""
     moments = nn.apply(Autoencoder.moments, Autoencoder(config, dtype))
     return posterior(moments({"params": params}, images))
 
@@ -286,8 +295,8 @@ def encode(config: KLConfig, params, images: Array, dtype=jnp.float32) -> Poster
 def sample(
     posterior: Posterior, *, key: Array | None = None, noise: Array | None = None
 ) -> Array:
-    """Draws a latent [N, h, w, embed_dim] with fresh noise (`key`), or makes it of the
-    given one."""
+    """Draws latents [N, h, w, embed_dim] from a posterior, either with fresh noise from
+    `key` or with the given noise."""
     if noise is None:
         assert key is not None
         noise = jax.random.normal(key, posterior.mean.shape, posterior.mean.dtype)
@@ -295,14 +304,14 @@ def sample(
 
 
 def decode(config: KLConfig, params, latents: Array, dtype=jnp.float32) -> Array:
-    """Maps latents [N, h, w, embed_dim] to images [N, H, W, 3] in about [-1, 1], at
+    """Maps latents [N, h, w, embed_dim] to images [N, H, W, 3] in about [-1, 1], in at
     least float32."""
     decoded = nn.apply(Autoencoder.decode, Autoencoder(config, dtype))
     return at_least_float32(decoded({"params": params}, latents))
 
 
 def kl_divergence(posterior: Posterior) -> Array:
-    """Returns KL(posterior || N(0, I)) of each image, [N]."""
+    """Returns KL(posterior || N(0, I)) for each image, [N]."""
     mean, logvar, std = posterior
     return 0.5 * jnp.sum(mean**2 + std**2 - 1.0 - logvar, axis=(1, 2, 3))
 

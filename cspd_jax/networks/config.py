@@ -1,5 +1,5 @@
-"""What the configurations of several image networks have in common. A configuration
-stands beside its network: a frozen (hashable) dataclass, the static argument of jitted
+"""The common parts of the configurations of image networks. A configuration stands
+beside its network. It is a frozen, hashable dataclass, and a static argument of jitted
 calls."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cspd_jax.diffusion.schedule import sampling_schedule
 
 
 class SquareGrid:
-    """What models have in common whose images are square grids of tokens."""
+    """The common part of models whose images are square grids of tokens."""
 
     seq_len: int
     token_dim: int
@@ -27,7 +27,7 @@ class SquareGrid:
 
     @property
     def grid(self) -> int:
-        """Tokens along one side of the image."""
+        """The number of tokens along one side of the image."""
         return math.isqrt(self.seq_len)
 
     @property
@@ -36,14 +36,16 @@ class SquareGrid:
 
     @property
     def image_size(self) -> int:
-        """Pixels along one side of the image."""
+        """The number of pixels along one side of the image."""
         return self.grid * self.patch_size * self.vae_stride
 
 
 def check_respacing(respacing: str, flow: bool) -> None:
-    """Raises a UserError unless a head of velocities (`flow`), or one of noise, can
-    denoise by it."""
-    sampling_schedule(respacing)  # refuses what is no schedule
+    """Raises a UserError unless a head can denoise by these steps.
+
+    flow: whether the head predicts velocities; otherwise it predicts noise.
+    """
+    sampling_schedule(respacing)  # raises an error if it is no schedule
     if is_flow(respacing) != flow:
         kind, own = (
             ("a flow head", "flow100")

@@ -1,10 +1,13 @@
-"""A head that drafts from its target's states, in the form of EAGLE-3.
+"""A head in the form of EAGLE-3, which drafts from its target's hidden states.
 
-It makes the token after the next. Place i is given what entered some of the target's
-layers at token i, or, where the target has not been, what the head itself made of place
-i - 1; and token i + 1. One decoder layer reads both, attends to the places before, and
-gives logits of token i + 2 over ids of its own, the most frequent of the target's. Its
-parameters `ids` say which of the target's ids each of them is.
+The head predicts the token after the next. Place i reads token i + 1 and a state at
+token i. For a token that the target has read, the state comes from the hidden states
+that entered some of the target's layers. For a later token it is the state that the
+head itself computed at place i - 1. One decoder layer reads both, attends to the places
+before, and gives the logits of token i + 2.
+
+The logits are over ids of the head's own, which are the most frequent ids of the
+target. The head's parameter `ids` holds the target's id of each of them.
 """
 
 from __future__ import annotations
@@ -32,15 +35,16 @@ _NORMAL = nn.initializers.normal(0.02)
 class EagleConfig:
     """A drafting head in the form of EAGLE-3.
 
-    layer: its one decoder layer, and how many ids it has of its own.
-    entering: layers of the target, counted from 0; what enters them is read, side by
-        side. Without any they are those of `published_layers`, for whatever target it
-        is bound to.
-    state_width: numbers of one such state, the target's width.
-    target_ids: ids of the target.
-    own_embedding: it has a table of the target's ids; otherwise it reads the target's.
-    norm_before_residual: the state is normalised before it is added to what the layer
-        makes of it.
+    layer: the head's one decoder layer, whose vocabulary is the head's own ids.
+    entering: layers of the target, counted from 0. The head reads the hidden states
+        that enter them, side by side. If it is empty, the layers are the
+        `published_layers` of the target to which the head is bound.
+    state_width: the width of one such state, which is the target's width.
+    target_ids: the number of the target's ids.
+    own_embedding: whether the head has its own table of the target's ids; otherwise it
+        reads the target's table.
+    norm_before_residual: whether the state is normalised before the layer's result is
+        added to it.
     """
 
     layer: LMConfig
@@ -52,12 +56,14 @@ class EagleConfig:
 
     @property
     def states(self) -> int:
-        """How many layers' states it reads."""
+        """The number of layers whose states the head reads."""
         return len(self.entering) or len(published_layers(6))
 
     def bound_to(self, depth: int | None) -> EagleConfig:
-        """Returns the configuration for a target with this many layers; None is a
-        target that does not say."""
+        """Returns the configuration for a target.
+
+        depth: the number of the target's layers; None if the target does not say it.
+        """
         if self.entering:
             return self
         if depth is None:
@@ -68,20 +74,24 @@ class EagleConfig:
 
     @property
     def ids(self) -> int:
-        """Of its own."""
+        """The number of the head's own ids."""
         return self.layer.vocab_size
 
 
 def published_layers(depth: int) -> tuple[int, int, int]:
-    """Returns the low, middle and high layer of a target of `depth` layers that
-    EAGLE-3's heads read."""
+    """Returns the low, middle and high layer that EAGLE-3's heads read in a target of
+    `depth` layers.
+
+    For example, published_layers(32) is (2, 16, 29).
+    """
     low, high = (2, depth - 3) if depth >= 6 else (0, depth - 1)
     return low, depth // 2, high
 
 
 class EagleLayer(nn.Module):
-    """Maps in three parts the target's states to one, that and an embedding to the
-    next, and it to logits."""
+    """The three parts of the head: `joined` maps the target's states to one state,
+    `next` maps this state and an embedding to the next state, and `logits` maps a state
+    to logits."""
 
     config: EagleConfig
     dtype: DTypeLike = jnp.float32
@@ -100,7 +110,8 @@ class EagleLayer(nn.Module):
         self.head = Head(layer.vocab_size, self.dtype, self.by_outputs)
 
     def joined(self, states: Array) -> Array:
-        """Maps the target's states [B, Q, S D'] to one [B, Q, D]."""
+        """Maps the target's states [B, Q, S D'], side by side, to one state
+        [B, Q, D]."""
         return self.join(states)
 
     def next(
@@ -112,8 +123,13 @@ class EagleLayer(nn.Module):
         places: Array,
         slots: tuple[Array, Array] | None,
     ) -> tuple[Array, ArrayTree]:
-        """Maps embeddings and states [B, Q, D] to the states after them, and the
-        updated slots, with them in `places` [B, Q]."""
+        """Maps embeddings and states to the next states [B, Q, D]. Returns them and the
+        updated slots.
+
+        embedded, state: [B, Q, D] the embeddings and the states.
+        positions: [B, Q] the position of each place.
+        places: [B, Q] the slots that store the keys and values.
+        """
         normed = self.state_norm(state)
         both = jnp.concatenate([self.embedding_norm(embedded), normed], axis=-1)
         cos_sin = rotation(self.config.layer, positions, self.dtype)
@@ -122,7 +138,7 @@ class EagleLayer(nn.Module):
         return x + self.mlp(self.mlp_norm(x)), slots
 
     def logits(self, state: Array) -> Array:
-        """Maps states [..., D] to [..., ids]."""
+        """Maps states [..., D] to logits [..., ids]."""
         return self.head(self.norm(state))
 
     def __call__(
@@ -136,7 +152,7 @@ class EagleLayer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Eagle:
-    """The head as pure functions of explicit parameters, as `LM` is a language
+    """The head as pure functions of explicit parameters, just as `LM` is a language
     model."""
 
     config: EagleConfig
@@ -145,14 +161,15 @@ class Eagle:
 
     @property
     def entering(self) -> tuple[int, ...]:
-        """The layers of the target whose states it reads."""
+        """The layers of the target whose inputs, the hidden states, the head reads."""
         return self.config.entering
 
     def empty_cache(self, batch: int, max_len: int) -> Cache:
         return LM(self.config.layer, self.dtype).empty_cache(batch, max_len)
 
     def joined(self, params: ArrayTree, states: Array) -> Array:
-        """Maps the target's states [B, Q, S D'] to one [B, Q, D]."""
+        """Maps the target's states [B, Q, S D'], side by side, to one state
+        [B, Q, D]."""
         return self._run(EagleLayer.joined, params, states)
 
     def apply(
@@ -166,13 +183,15 @@ class Eagle:
         slots: Array | None = None,
         visible: Array | None = None,
     ) -> tuple[Array, Cache]:
-        """Returns the states [B, Q, D] after those given, at positions [B, Q], and the
-        cache with them in it.
+        """Returns the next states [B, Q, D], and the cache with the places in it.
 
-        tokens: [B, Q] target's ids, each the one after its position.
-        slots [B, Q]: where they are stored; without them, by their positions.
-        visible [B or 1, Q, max_len] (bool): the slots that each sees; without it, those
-            up to its position.
+        tokens: [B, Q] the target's ids. Each is the token after its place.
+        state: [B, Q, D] the state at each place.
+        positions: [B, Q] the position of each place.
+        slots: [B, Q] the slots that store the places, by default the slots of their
+            positions.
+        visible: [B or 1, Q or 1, max_len] bool, the slots that each place sees, by
+            default the slots up to its position.
         """
         if visible is None:
             visible = cache.seen_from(positions)
@@ -185,11 +204,11 @@ class Eagle:
         return state, Cache(*zip(kept))
 
     def embedded(self, params: ArrayTree, tokens: Array) -> Array:
-        """Maps the target's ids [...] to [..., D]."""
+        """Maps the target's ids [...] to embeddings [..., D]."""
         return jnp.take(params["embedding"], tokens, axis=0).astype(self.dtype)
 
     def logits(self, params: ArrayTree, state: Array) -> Array:
-        """Maps states [..., D] to [..., ids]."""
+        """Maps states [..., D] to logits [..., ids]."""
         return self._run(EagleLayer.logits, params, state)
 
     def _run(
@@ -205,7 +224,8 @@ class Eagle:
 
 
 def init_params(config: EagleConfig, key: Array) -> dict:
-    """Makes fresh float32 parameters, whose ids are the target's first ones."""
+    """Makes fresh float32 parameters. The head's ids are the first ids of the
+    target."""
     width = config.layer.width
     states = jnp.zeros((1, 1, config.states * config.state_width))
     embedded = jnp.zeros((1, 1, width))

@@ -1,9 +1,9 @@
-"""The heads of image models: small MLPs with adaLN that denoise one token given the
-backbone's z, or predict its velocity. `Head` is the one of MAR and NextStep-1; in
-`FlowHead`, SphereAR's, blocks share modulations.
+"""The heads of image models: small MLPs with adaLN. A head denoises one token, given
+the backbone's z, or predicts the token's velocity. MAR and NextStep-1 have a `Head`.
+SphereAR has a `FlowHead`, whose blocks share modulations.
 
-The modulations depend on (t, z) but not on x, so they are computed apart (`modulate`),
-for many t in one matrix product; `denoise` is what remains for the sequential part.
+The modulations depend on (t, z) but not on x. So `modulate` computes them apart, for
+many t in one matrix product, and `denoise` computes the rest, which is sequential.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _FREQUENCIES = 256
 _MAX_PERIOD = 10_000.0
 
 
-# A GPU multiplies float32 in three products of TensorFloat32 from this many rows on;
-# with fewer, the kernels that cut the numbers into parts take longer than they save.
+# From this number of rows on, a GPU multiplies float32 in three products of
+# TensorFloat32. With fewer rows the kernels that cut the numbers into parts take longer
+# than the products save.
 MANY_ROWS = 64
 THREE = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
@@ -37,13 +38,14 @@ def full_product(
     precision=None,
     **more: Any,
 ) -> Array:
-    """Multiplies in full float32; many rows on a GPU in three products of
-    TensorFloat32.
+    """Multiplies in full float32. On a GPU, many rows are multiplied in three products
+    of TensorFloat32.
 
-    Tests compare densities: a path drawn in one program and verified in another must
-    have one. In a single product of TensorFloat32, a GPU's default, the two differ by
-    1e-3 on average (docs/images.md); in three they differ as sums of float32 in another
-    order do, by 1e-5.
+    Tests compare densities, so a path that was drawn in one program and is verified in
+    another must have the same density in both. In a single product of TensorFloat32,
+    which is a GPU's default, the two densities differ by 1e-3 on average
+    (docs/images.md). In three products they differ by 1e-5, as sums of float32 in
+    another order do.
     """
 
     def by(precision: jax.lax.PrecisionLike) -> Callable[..., Array]:
@@ -60,7 +62,7 @@ def full_product(
 
 
 def sinusoid(t: Array, dtype=jnp.float32) -> Array:
-    """Maps timesteps [...] to [..., 256], cosines first."""
+    """Returns features [..., 256] of timesteps [...], cosines first."""
     half = _FREQUENCIES // 2
     frequencies = jnp.exp(
         -math.log(_MAX_PERIOD) * jnp.arange(half, dtype=jnp.float32) / half
@@ -70,6 +72,8 @@ def sinusoid(t: Array, dtype=jnp.float32) -> Array:
 
 
 class TimeEmbed(nn.Module):
+    """Maps timesteps [...] to embeddings [..., width]."""
+
     width: int
     dtype: jnp.dtype
 
@@ -132,8 +136,10 @@ class FlowBlock(nn.Module):
 class FinalLayer(nn.Module):
     """Computes linear(LN(h) * (1 + scale) + shift).
 
-    name_of_modulation: of the layer that makes shift and scale.
-    scale_first: in the other order.
+    out: the number of outputs.
+    width: the width of h.
+    name_of_modulation: the name of the layer that makes shift and scale.
+    scale_first: whether that layer's output begins with the scale instead of the shift.
     """
 
     out: int
@@ -159,6 +165,7 @@ class FinalLayer(nn.Module):
 
 
 def zero_dense(features: int, name: str, dtype) -> nn.Dense:
+    """Makes a Dense layer whose kernel starts at zero."""
     zeros = nn.initializers.zeros
     return nn.Dense(
         features, name=name, dtype=dtype, kernel_init=zeros, dot_general=full_product
@@ -166,8 +173,8 @@ def zero_dense(features: int, name: str, dtype) -> nn.Dense:
 
 
 class Head(nn.Module):
-    """Maps x [..., C], t [...], z [..., Dz] to eps | v [..., 2C], or with `velocity` to
-    that, [..., C]."""
+    """Maps x [..., C], t [...] and z [..., Dz] to the prediction eps | v [..., 2C], or
+    with `velocity` to the velocity [..., C]."""
 
     token_dim: int
     width: int
@@ -182,8 +189,8 @@ class Head(nn.Module):
         self.set_up_layers()
 
     def set_up_layers(self):
-        """Makes the blocks, what modulates them (`together` consecutive ones alike),
-        and the last layer."""
+        """Makes the blocks, the layers that modulate them, and the last layer.
+        `together` consecutive blocks share a modulation."""
         self.together = 1
         self.res_blocks: list[Any] = [
             ResBlock(self.width, self.dtype, name=f"res_blocks_{i}")
@@ -194,13 +201,13 @@ class Head(nn.Module):
         self.final_layer = FinalLayer(out, self.width, self.dtype, name="final_layer")
 
     def embed_time(self, t: Array) -> Array:
-        """Maps original timesteps [T] (times, of a flow) to [T, W], once per
-        generation."""
+        """Returns embeddings [T, W] of original timesteps [T], or of the times of a
+        flow. A generation calls this once."""
         return self.time_embed(t)
 
     def modulate(self, time: Array, z: Array) -> tuple[Array, ...]:
-        """Maps time [..., W] and z [..., Dz], broadcast together, to the modulations
-        [..., kW]."""
+        """Maps time [..., W] and z [..., Dz], which are broadcast together, to the
+        modulations, a tuple of arrays [..., kW]."""
         y = nn.silu(time + self.cond_embed(z.astype(self.dtype)))
         return (
             *(modulator(y) for modulator in self.modulators),
@@ -208,8 +215,8 @@ class Head(nn.Module):
         )
 
     def denoise(self, x: Array, modulations: tuple[Array, ...]) -> Array:
-        """Maps x [..., C] with the modulations of its own (t, z) to a prediction, in at
-        least float32."""
+        """Maps x [..., C] and the modulations of its (t, z) to a prediction in at least
+        float32."""
         h = self.input_proj(x.astype(self.dtype))
         for i, block in enumerate(self.res_blocks):
             h = block(h, modulations[i // self.together])
@@ -221,9 +228,9 @@ class Head(nn.Module):
 
 
 class FlowHead(Head):
-    """Maps x [..., C], t [...] from 0 to 1, z [..., Dz] to velocity [..., C].
+    """Maps x [..., C], t [...] from 0 to 1 and z [..., Dz] to the velocity [..., C].
 
-    modulations: how many there are; consecutive blocks share one.
+    modulations: the number of modulations. Consecutive blocks share one.
     """
 
     modulations: int = 1

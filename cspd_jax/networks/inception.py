@@ -1,15 +1,16 @@
-"""The Inception-v3 network of December 2015, whose features FID, sFID and the Inception
-score are about.
+"""The Inception-v3 network of December 2015, whose features are the basis of FID, sFID
+and the Inception score.
 
-Submodules are called as in its PyTorch port (`Mixed_6d/branch7x7_1`). It differs from
-the usual Inception-v3 in three ways: average pooling divides by the pixels that are
-there, padding left out; the last block pools by the maximum; and there are 1008
-outputs. Only inference: normalisation uses the stored mean and variance.
+Submodules have the names of its PyTorch port (`Mixed_6d/branch7x7_1`). The network
+differs from the usual Inception-v3 in three ways: average pooling divides by the number
+of pixels without padding, the last block pools by the maximum, and there are 1008
+outputs. The network is for inference only: normalisation uses the stored mean and
+variance.
 
-The spatial features are the node `mixed_6/conv` of the TensorFlow graph. Its blocks are
-counted `mixed`, `mixed_1`, ..., so `mixed_6` is the third of the four blocks at 17x17,
-the port's `Mixed_6d` (torch-fidelity's conversion script has the same table); `conv` is
-its 1x1 branch after the ReLU, `branch1x1`.
+The spatial features are the node `mixed_6/conv` of the TensorFlow graph. The graph
+counts its blocks as `mixed`, `mixed_1`, ..., so `mixed_6` is the third of the four
+blocks at 17x17, which the port calls `Mixed_6d` (torch-fidelity's conversion script has
+the same table). `conv` is the block's 1x1 branch after the ReLU, `branch1x1`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from cspd_jax.networks.layers import at_least_float32, described
 
 Array = jax.Array
 
-SIDE = 299  # pixels of the images that the network sees
+SIDE = 299  # pixels along one side of the images that the network reads
 RESIZE = ("tf1", "pytorch-fid")
-_SPATIAL = 7  # channels
+_SPATIAL = 7  # channels of the spatial features
 _EPS = 1e-3
 
 
@@ -38,9 +39,8 @@ _EPS = 1e-3
 class InceptionConfig:
     """The sizes of the network.
 
-    divisor: the published network's channels are divided by it, and it is 1; more is
-        for tests.
-    classes: outputs of the last layer.
+    divisor: divides the channels of the published network. It is 1; tests use more.
+    classes: the number of outputs of the last layer.
     """
 
     divisor: int = 1
@@ -52,17 +52,17 @@ class InceptionConfig:
 
     @property
     def spatial(self) -> int:
-        """Spatial features: 2023 in the published network."""
+        """The number of spatial features, which is 2023 in the published network."""
         return 17 * 17 * max(1, _SPATIAL // self.divisor)
 
 
 class Features(NamedTuple):
-    """What the network says about images.
+    """The features of N images.
 
-    pool: [N, C] the last layer's input; C is 2048.
+    pool: [N, C] the input of the last layer; C is 2048 in the published network.
     spatial: [N, P] the first 7 channels at 17x17 positions, position by position.
-    unbiased: [N, K] logits of 1008 classes without the last layer's bias, as the
-        Inception score takes them.
+    unbiased: [N, K] the logits of 1008 classes without the last layer's bias, which the
+        Inception score reads.
     logits: [N, K] the logits with the bias.
     """
 
@@ -75,11 +75,11 @@ class Features(NamedTuple):
 class Layer(NamedTuple):
     """A convolution.
 
-    name: of its module.
-    width: channels that leave it, in the published network.
-    kernel: height and width.
-    stride: 2 halves the sides and does not pad.
-    pad: whether height and width are kept, at stride 1.
+    name: the name of its module.
+    width: the number of output channels in the published network.
+    kernel: the height and width of the kernel.
+    stride: 1, or 2, which halves the sides and does not pad.
+    pad: whether a layer with stride 1 keeps height and width.
     """
 
     name: str
@@ -93,12 +93,12 @@ Branch = tuple[Layer | tuple[Layer, ...], ...]
 
 
 class Block(NamedTuple):
-    """Branches side by side, and a pooled one.
+    """Branches side by side, and a pooled branch.
 
-    branches: layers one after another; a tuple of layers in the place of one runs them
-        side by side.
+    branches: the layers of each branch, one after another. In place of a layer, a tuple
+        of layers runs them side by side.
     pooling: average, max, or halve (3x3 at stride 2, with no layer after it).
-    pooled: width of the layer after the pooling.
+    pooled: the width of the layer after the pooling.
     """
 
     branches: tuple[Branch, ...]
@@ -107,8 +107,12 @@ class Block(NamedTuple):
 
 
 def _branch(name: str, *layers: tuple[int, str], last_stride: int = 1) -> Branch:
-    """Makes layers of these widths and kernels ("7x1" is 7 high), numbered from 1
-    unless there is one."""
+    """Makes the layers of a branch.
+
+    name: the name of the layer, or of several layers, which are then numbered from 1.
+    layers: the width and the kernel of each layer; "7x1" is 7 pixels high.
+    last_stride: the stride of the last layer.
+    """
     made = []
     for i, (width, kernel) in enumerate(layers, 1):
         high, wide = map(int, kernel.split("x"))
@@ -122,7 +126,7 @@ def _branch(name: str, *layers: tuple[int, str], last_stride: int = 1) -> Branch
 
 
 def _fork(name: str) -> tuple[Layer, Layer]:
-    """Makes the two layers side by side with which a branch at 8x8 ends."""
+    """Makes the two parallel layers at the end of a branch at 8x8."""
     return Layer(f"{name}a", 384, (1, 3)), Layer(f"{name}b", 384, (3, 1))
 
 
@@ -247,8 +251,8 @@ class Unit(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Maps [N, H, W, C] to a block's branches one after another in the channels, and
-    the first alone."""
+    """Applies a block to [N, H, W, C]. Returns the outputs of its branches, one after
+    another in the channels, and the output of the first branch alone."""
 
     block: Block
     divisor: int
@@ -309,14 +313,16 @@ class Inception(nn.Module):
 
 
 def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
-    """Resizes uint8 [N, H, W, 1 or 3] to [N, 299, 299, 3] in about [-1, 1]; grey
-    becomes three channels.
+    """Resizes uint8 images [N, H, W, 1 or 3] to [N, 299, 299, 3] in about [-1, 1]. A
+    grey image gets three equal channels.
 
-    By "tf1", pixel i of the result is read at i * (side / 299), between the two pixels
-    beside that place, and becomes (x - 128) / 128. So do the TensorFlow graph, ADM's
-    evaluator and torch-fidelity. By "pytorch-fid" it is read at
-    (i + 1/2) * (side / 299) - 1/2 and becomes x / 127.5 - 1. Neither smooths before it
-    makes an image smaller.
+    With "tf1", pixel i of the result is read at i * (side / 299), by interpolation
+    between the two pixels next to this place, and becomes (x - 128) / 128. The
+    TensorFlow graph, ADM's evaluator and torch-fidelity do this. With "pytorch-fid",
+    the pixel is read at (i + 1/2) * (side / 299) - 1/2 and becomes x / 127.5 - 1.
+    Neither way smooths an image before it makes the image smaller.
+
+    For example, with "tf1" and a side of 598, pixel i is read at the place 2 i.
     """
     x = images.astype(dtype)
     for axis in (2, 1):
@@ -332,8 +338,8 @@ def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
 
 
 def _places(side: int, how: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns of each of 299 pixels the two pixels that it lies between, and how far it
-    is from the first."""
+    """Returns, for each of 299 pixels, the two pixels between which it lies, and its
+    distance from the first of them."""
     index = np.arange(SIDE)
     at = (
         index * (side / SIDE)

@@ -1,7 +1,7 @@
-"""Layers shared by the transformers: normalisation, attention, MLP, the ViT block.
+"""The layers that the transformers share: normalisation, attention, MLP, the ViT block.
 
-Matrix products and activations run in `dtype`, normalisation and softmax in at least
-float32.
+Matrix products and activations run in `dtype`. Normalisation and softmax run in at
+least float32.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ Array = jax.Array
 
 
 def described(init_params: Callable[..., dict]) -> Callable[..., ArrayTree]:
-    """Makes config -> shapes and dtypes of the parameters that `init_params` makes;
-    none is allocated."""
+    """Returns a function that maps a config to the shapes and dtypes of the parameters
+    that `init_params` makes. It allocates nothing."""
     return lambda config: jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
 def at_least_float32(x: Array) -> Array:
-    """Returns x in float32, or in its own type if that is wider."""
+    """Returns x in float32, or in its own type if this type is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 class Norm(nn.Module):
-    """Applies LayerNorm (scale and bias) or RMSNorm (scale) over the last axis. affine:
-    it has parameters."""
+    """Applies LayerNorm (scale and bias) or RMSNorm (scale) over the last axis.
+
+    kind: "layer" or "rms".
+    affine: whether the layer has parameters.
+    """
 
     kind: str
     eps: float
@@ -60,7 +63,8 @@ RMSNorm = functools.partial(Norm, "rms", 1e-6)
 
 
 def dense(features: int, name: str, dtype, product=None) -> nn.Dense:
-    """Makes a Dense layer with MAR's initialisation (Xavier uniform, zero bias)."""
+    """Makes a Dense layer with MAR's initialisation (Xavier uniform kernel, zero
+    bias)."""
     initial = nn.initializers.xavier_uniform()
     return nn.Dense(
         features, name=name, dtype=dtype, kernel_init=initial, dot_general=product
@@ -68,8 +72,7 @@ def dense(features: int, name: str, dtype, product=None) -> nn.Dense:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention without a causal mask. `rows` [B, Q] restricts the
-    queries."""
+    """Multi-head self-attention without a causal mask."""
 
     heads: int
     dtype: jnp.dtype = jnp.float32
@@ -78,6 +81,11 @@ class Attention(nn.Module):
     def __call__(
         self, x: Array, visible: Array | None = None, rows: Array | None = None
     ) -> Array:
+        """Maps x [B, N, D] to [B, Q, D].
+
+        visible: [B, N] bool, which tokens are seen; None for all.
+        rows: [B, Q] the indices of the tokens that are computed; None for all.
+        """
         batch, length, width = x.shape
         qkv = dense(3 * width, "qkv", self.dtype)(x)
         qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
@@ -88,10 +96,12 @@ class Attention(nn.Module):
 
 
 def _attend_by_head(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
-    """Maps qkv [B, N, 3, H, d] to softmax(q k^T / sqrt(d)) v [B, Q, H, d]: transposed
-    once, normalised last.
+    """Returns softmax(q k^T / sqrt(d)) v, [B, Q, H, d]. It transposes once, and
+    normalises last.
 
-    visible: bool [B, N], at least one key of every row; None shows all.
+    qkv: [B, N, 3, H, d] queries, keys and values.
+    visible: [B, N] bool, at least one key of every row; None for all.
+    rows: [B, Q] the indices of the queries; None for all.
     """
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
     if rows is not None:
@@ -108,9 +118,9 @@ def _attend_by_head(qkv: Array, visible: Array | None, rows: Array | None) -> Ar
 
 
 def _attend_in_place(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
-    """Computes the same: the products read their part of qkv where it lies, and the
-    softmax is one kernel."""
-    # Without the barrier it is written in three parts, each transposed.
+    """Returns the same as `_attend_by_head`. The products read their parts of qkv where
+    they lie, and the softmax is one kernel."""
+    # Without the barrier XLA writes qkv in three parts, each of them transposed.
     qkv = jax.lax.optimization_barrier(qkv)
     q, k, v = (qkv[:, :, i] for i in range(3))
     if rows is not None:
@@ -122,16 +132,23 @@ def _attend_in_place(qkv: Array, visible: Array | None, rows: Array | None) -> A
 
 
 def take_rows(x: Array, rows: Array | None) -> Array:
-    """Takes x [B, N, D] at `rows` [B, Q], [B, Q, D]; None takes all."""
+    """Returns the rows of x, [B, Q, D]; all rows if `rows` is None.
+
+    x: [B, N, D] the values.
+    rows: [B, Q] the indices of the rows.
+    """
     return x if rows is None else jnp.take_along_axis(x, rows[:, :, None], axis=1)
 
 
 def gelu(x: Array) -> Array:
-    """Computes the exact GELU, by erf: twice as fast on a CPU as by erfc."""
+    """Returns the exact GELU, computed by erf, which is twice as fast on a CPU as
+    erfc."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 class Mlp(nn.Module):
+    """Two dense layers with a GELU between them."""
+
     hidden: int
     dtype: jnp.dtype = jnp.float32
 
@@ -142,8 +159,8 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm ViT block. With `rows`, only those rows are computed (all are still
-    attended to)."""
+    """A pre-norm ViT block. If `rows` are given, only they are computed, and they
+    attend to all tokens."""
 
     heads: int
     mlp_ratio: float = 4.0

@@ -1,13 +1,18 @@
-"""A decoder-only transformer: GPT-NeoX, Llama and Qwen2, and masked-diffusion models,
-by configuration.
+"""A decoder-only transformer. Its configuration makes it GPT-NeoX, Llama, Qwen2 or a
+masked-diffusion model.
 
-Matrix products and activations run in `dtype`; normalisation, rotation, softmax and
-logits in at least float32.
+Matrix products and activations run in `dtype`. Normalisation, rotation, softmax and
+logits run in at least float32.
 
 The cache has one slot per position. A call writes the keys and values of its tokens
-into the slots of their positions and lets every token see the slots up to its own
+into the slots of their positions, and every token sees the slots up to its own
 position. To roll back, simply continue from an earlier position: later slots are
-overwritten before anything reads them.
+overwritten before any token reads them.
+
+For example, a row has 5 tokens, and a call reads drafts at the positions 5, 6 and 7. If
+only the first draft is accepted, the next call reads tokens at positions from 6 on, and
+a token at position 6 sees the slots 0 to 6. It does not see slot 7, which still holds
+the last draft.
 """
 
 from __future__ import annotations
@@ -58,26 +63,30 @@ _CHOICES = {
 class LMConfig:
     """A language model over `vocab_size` ids.
 
-    family: whose conventions it follows, for example gpt_neox, llama or qwen2.
-    known_ids: ids from this one on have no token (padding of the vocabulary);
-        vocab_size if that is unknown.
-    kv_heads: heads of keys and values; each serves heads / kv_heads query heads.
+    family: the family whose conventions the model follows, for example gpt_neox, llama
+        or qwen2.
+    known_ids: the number of ids that have a token. Ids from this number on only pad the
+        vocabulary. It is vocab_size if the number is unknown.
+    kv_heads: the number of heads of keys and values. Each serves heads / kv_heads query
+        heads.
     activation: gelu (by erf), gelu_tanh or silu.
-    gated_mlp: down(activation(gate x) * up x); otherwise there is no gate.
+    gated_mlp: whether the MLP is down(activation(gate x) * up x); otherwise it has no
+        gate.
     norm: layer (with bias) or rms.
-    parallel_residual: x + attention(norm x) + mlp(norm' x).
-    rope_theta: base of the rotary frequencies.
-    rotary_share: fraction of head_dim that is rotated.
+    parallel_residual: whether a layer computes x + attention(norm x) + mlp(norm' x).
+    rope_theta: the base of the rotary frequencies.
+    rotary_share: the fraction of head_dim that is rotated.
     rope_scaling: none; linear, which divides all frequencies by rope_factor; or llama3,
-        which divides those that turn less than rope_low_frequency times in
-        rope_original_positions, and keeps those that turn more than rope_high_frequency
-        times.
-    max_positions: the length it was made for.
-    causal: False for masked-diffusion models.
-    shifted: hidden state i - 1 predicts the token at position i of a masked-diffusion
-        model, as in Dream.
-    bos_ids: ids that begin a text; possibly none.
-    eos_ids: ids that end a text; possibly none.
+        which divides the frequencies that turn less than rope_low_frequency times in
+        rope_original_positions, keeps the frequencies that turn more than
+        rope_high_frequency times, and blends in between.
+    max_positions: the length for which the model was made.
+    causal: whether a token sees only itself and the tokens before it; False for
+        masked-diffusion models.
+    shifted: whether the hidden state i - 1 of a masked-diffusion model predicts the
+        token at position i, as in Dream.
+    bos_ids: the ids that begin a text; possibly none.
+    eos_ids: the ids that end a text; possibly none.
     mask_ids: the id that stands for a token to be found; none in causal models.
     """
 
@@ -138,13 +147,14 @@ class LMConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """How many dimensions of a head are rotated; always the first ones."""
+        """The number of dimensions of a head that are rotated. They are the first
+        ones."""
         return int(self.rotary_share * self.head_dim)
 
 
 def frequencies(config: LMConfig) -> np.ndarray:
-    """Returns the radians per position of each rotated pair: [rotary_dim / 2]
-    float64."""
+    """Returns the radians per position of each rotated pair, float64
+    [rotary_dim / 2]."""
     plain = config.rope_theta ** (
         -np.arange(0, config.rotary_dim, 2) / config.rotary_dim
     )
@@ -153,8 +163,7 @@ def frequencies(config: LMConfig) -> np.ndarray:
     slowed = plain / config.rope_factor
     if config.rope_scaling == "linear":
         return slowed
-    # llama3: the number of turns that a pair makes over the original length determines
-    # how much it is slowed.
+    # llama3: a pair is slowed less, the more turns it makes over the original length.
     turns = config.rope_original_positions * plain / (2 * math.pi)
     low = config.rope_low_frequency
     high = config.rope_high_frequency
@@ -165,8 +174,11 @@ def frequencies(config: LMConfig) -> np.ndarray:
 def rotation(
     config: LMConfig, positions: Array, dtype=jnp.float32
 ) -> tuple[Array, Array]:
-    """Maps positions [B, Q] to cosines and sines [B, Q, 1, rotary_dim / 2], the same
-    for all heads."""
+    """Returns the cosines and sines [B, Q, 1, rotary_dim / 2] of the angles of each
+    pair. They are the same for all heads.
+
+    positions: [B, Q] the position of each token.
+    """
     wide = jnp.promote_types(dtype, jnp.float32)
     angles = positions[:, :, None, None].astype(wide) * jnp.asarray(
         frequencies(config), wide
@@ -175,8 +187,14 @@ def rotation(
 
 
 def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """Rotates the first rotary_dim dimensions of x [B, Q, H, Dh] in pairs (i, i +
-    rotary_dim / 2)."""
+    """Rotates the first rotary_dim dimensions of x in pairs (i, i + rotary_dim / 2).
+
+    x: [B, Q, H, Dh] queries or keys.
+    cos_sin: the cosines and sines that `rotation` returns.
+
+    With a rotary_dim of 4 and a head_dim of 6, the pairs are (0, 2) and (1, 3), and the
+    dimensions 4 and 5 stay as they are.
+    """
     cos, sin = cos_sin
     half = cos.shape[-1]
     a = x[..., :half]
@@ -187,8 +205,8 @@ def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
 
 
 class Head(nn.Module):
-    """Maps h [..., D] to logits [..., V] in at least float32, whatever the weights are
-    in."""
+    """Maps h [..., D] to logits [..., V] in at least float32, whatever the type of the
+    weights."""
 
     vocab_size: int
     dtype: DTypeLike
@@ -205,8 +223,11 @@ class Head(nn.Module):
 
 
 def _logits(h: Array, table: Array, by_ids: bool, turned: bool) -> Array:
-    """Maps h [..., D] by a table, [V, D] by ids or [D, V], to [..., V]. turned: by
-    `product`."""
+    """Maps h [..., D] to logits [..., V] by a table.
+
+    table: the table, [V, D] if `by_ids` or `turned` is set, and otherwise [D, V].
+    turned: whether `product` multiplies by the table.
+    """
     wide = jnp.promote_types(h.dtype, jnp.float32)
     if turned:
         return product(h, table, wide)
@@ -219,6 +240,9 @@ def _logits(h: Array, table: Array, by_ids: bool, turned: bool) -> Array:
 
 
 class Attention(nn.Module):
+    """Causal or bidirectional self-attention with rotary positions and shared key
+    heads."""
+
     config: LMConfig
     dtype: DTypeLike
     by_outputs: bool = False
@@ -236,7 +260,8 @@ class Attention(nn.Module):
         """Maps x [B, Q, D] to ([B, Q, D], the updated slots). Without slots, x attends
         to itself.
 
-        packed: says which tokens x holds, [1, N, D]."""
+        packed: says which tokens of [B, Q] x has, if x is packed as [1, N, D].
+        """
         c = self.config
         project = lambda heads, name: Dense(
             heads * c.head_dim,
@@ -278,6 +303,8 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
+    """The MLP of a layer, with or without a gate."""
+
     config: LMConfig
     dtype: DTypeLike
     by_outputs: bool = False
@@ -299,6 +326,8 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
+    """A layer of the transformer: attention and an MLP, each behind a normalisation."""
+
     config: LMConfig
     dtype: DTypeLike
     by_outputs: bool = False
@@ -328,13 +357,12 @@ class Layer(nn.Module):
 
 
 class Pass(NamedTuple):
-    """What a pass of a language model returns.
+    """The result of a pass of a language model.
 
-    logits: [B, ...] logits [B, Q, V], or [B, R, V] of the rows that were asked for, or
-        what is read from them.
-    cache: with the tokens of the pass in it.
-    states: [B, Q, S D] what entered the S layers asked for, side by side; None if none
-        were.
+    logits: [B, ...] the logits [B, Q, V], or the result of a function that reads them.
+    cache: the cache with the tokens of the pass in it.
+    states: [B, Q, S D] the hidden states that entered the S layers `entering`, side by
+        side; None without layers.
     """
 
     logits: Array
@@ -343,8 +371,8 @@ class Pass(NamedTuple):
 
 
 class Transformer(nn.Module):
-    """Maps ids to embeddings, those to hidden states, those to logits. Models whose
-    sequences are not all text use the parts."""
+    """Maps ids to embeddings, embeddings to hidden states, and hidden states to logits.
+    A model whose sequences are not only text uses these parts one by one."""
 
     config: LMConfig
     dtype: DTypeLike = jnp.float32
@@ -364,7 +392,7 @@ class Transformer(nn.Module):
             self.head = Head(c.vocab_size, self.dtype, self.by_outputs)
 
     def embedded(self, tokens: Array) -> Array:
-        """Maps ids [...] to [..., D]."""
+        """Maps ids [...] to embeddings [..., D]."""
         return self.embed(tokens)
 
     def hidden(
@@ -378,15 +406,20 @@ class Transformer(nn.Module):
         packed: Packing | None = None,
         entering: tuple[int, ...] = (),
     ) -> tuple[Array, Cache | None, Array | None]:
-        """Maps embeddings x [B, Q, D] at positions [B, Q], visible [B or 1, Q or 1, K],
-        to hidden states after the last norm, the new cache, and what enters some of the
-        layers.
+        """Returns the hidden states after the last norm, [B, Q, D], the new cache, and
+        the hidden states that enter the layers `entering`.
 
-        rows [B, R] picks the tokens whose hidden states come out: [B, R, D]. places [B,
-        Q] are the slots that store the tokens; without them, those of the positions.
-        packed computes some of the tokens: [1, N, D]. entering: the S layers of which
-        [B, Q, S D] comes out, side by side; None without any. The number of layers
-        stands for what leaves the last one."""
+        x: [B, Q, D] embeddings.
+        positions: [B, Q] the position of each token.
+        visible: which slots each token sees, bool [B or 1, Q or 1, K]; without a cache,
+            which tokens; None for all. A `Beside` makes a pass that stores nothing.
+        rows: [B, R] indices into Q. If they are given, the first result is [B, R, D].
+        places: [B, Q] the slots that store the tokens, by default the slots of their
+            positions.
+        packed: says which N tokens are computed. The results are then [1, N, D].
+        entering: S layers. The third result is [B, Q, S D], side by side; None without
+            layers. The number of layers stands for the output of the last layer.
+        """
         c = self.config
         cos_sin = rotation(c, positions, self.dtype)
         if packed is not None:
@@ -410,25 +443,26 @@ class Transformer(nn.Module):
         )
 
     def logits(self, h: Array) -> Array:
-        """Maps hidden states [..., D] to [..., V]."""
+        """Maps hidden states [..., D] to logits [..., V]."""
         if self.config.tie_embeddings:
             table = self.embed.embedding.astype(self.dtype)
             return _logits(h, table, True, self.by_outputs and is_large(table.shape))
         return self.head(h)
 
     def __call__(self, tokens: Array, *args, **kwargs) -> Pass:
-        """Makes a pass over ids [B, Q], and what else `hidden` takes. Logits of `rows`
-        alone are [B, R, V], those of packed tokens [1, N, V]."""
+        """Makes a pass over ids [B, Q], with the other arguments of `hidden`. The
+        logits are [B, R, V] if `rows` are given, and [1, N, V] for packed tokens."""
         h, cache, states = self.hidden(self.embedded(tokens), *args, **kwargs)
         return Pass(self.logits(h), cache, states)
 
 
 @dataclasses.dataclass(frozen=True)
 class LM:
-    """A language model as pure functions of explicit parameters: a static argument of
-    jitted functions.
+    """A language model as pure functions of explicit parameters. It is hashable, so
+    that it can be a static argument of jitted functions.
 
-    by_outputs: the parameters are those of `products.by_outputs`, which suit a CPU.
+    by_outputs: whether the parameters are in the form of `products.by_outputs`, which
+        suits a CPU.
     """
 
     config: LMConfig
@@ -442,7 +476,7 @@ class LM:
     def empty_cache(
         self, batch: int, max_len: int, dtype: DTypeLike | None = None
     ) -> Cache:
-        """Makes zeros for `batch` rows of up to `max_len` tokens."""
+        """Makes a cache of zeros for `batch` rows of up to `max_len` tokens."""
         shape = (batch, self.config.kv_heads, max_len, self.config.head_dim)
         made = lambda: tuple(
             jnp.zeros(shape, dtype or self.dtype) for _ in range(self.config.depth)
@@ -460,15 +494,22 @@ class LM:
         rows: Array | None = None,
         entering: tuple[int, ...] = (),
     ) -> Pass:
-        """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache
-        with them in it.
+        """Reads tokens, and returns their logits [B, Q, V] and the cache with the
+        tokens in it.
 
-        A token sees the slots at positions up to its own, the tokens of this call
-        included. A row's positions differ from each other and those outside 0..max_len
-        - 1 are padding: nothing is stored, and the logits there are finite and
-        meaningless. Without the causal mask every slot is seen. mask [B, max_len]
-        (bool) hides slots on top of that. rows [B, R] are indices into Q: logits [B, R,
-        V] of those alone. entering: layers; what enters them is returned."""
+        A token of a causal model sees the slots at positions up to its own, including
+        tokens of this call. A token of any other model sees every slot. The positions
+        of one row differ from each other.
+
+        tokens: [B, Q] ids.
+        positions: [B, Q] the position of each token. Tokens at positions outside
+            0..max_len - 1 are padding: they are not stored, and their logits are finite
+            and meaningless.
+        mask: [B, max_len] bool, false hides a slot from all tokens.
+        rows: [B, R] indices into Q. If they are given, only their logits are computed,
+            [B, R, V].
+        entering: S layers. The hidden states that enter these layers are returned, too.
+        """
 
         def run(params, tokens, positions, cache, mask):
             visible = cache.seen_from(positions) if self.config.causal else None
@@ -497,8 +538,8 @@ class LM:
 
     @property
     def packs(self) -> bool:
-        """Whether a pass over many tokens takes longer than one over few, so that
-        `apply_packed` pays."""
+        """Whether a pass over many tokens takes longer than a pass over few, so that
+        `apply_packed` saves time."""
         return self.by_outputs
 
     def apply_packed(
@@ -512,12 +553,16 @@ class LM:
         read: Callable[[Array], Array],
         entering: tuple[int, ...] = (),
     ) -> Pass:
-        """Returns read(logits) [B, Q, ...], and the cache, as `apply` does, computed
-        for the tokens at positions 0..max_len - 1 alone, of which there must be at most
-        `size`. For the others it is zeros.
+        """Does what `apply` does, but computes only the tokens that are not padding.
+        Returns read(logits) [B, Q, ...] in place of the logits. The results for padding
+        are zeros.
 
-        read: from logits [1, size, V] to [1, size, ...].
-        entering: as in `apply`.
+        tokens: [B, Q] ids.
+        positions: [B, Q] the position of each token. Tokens at positions outside
+            0..max_len - 1 are padding.
+        size: a bound on the number of tokens that are not padding.
+        read: maps logits [1, size, V] to [1, size, ...].
+        entering: the same as in `apply`.
         """
         packed = packing((positions >= 0) & (positions < cache.max_len), size)
         visible = cache.seen_from(positions)
@@ -543,8 +588,13 @@ class LM:
         cache: Cache,
         entering: tuple[int, ...],
     ) -> tuple[Array, Cache, Array]:
-        """Returns what `apply` makes logits of, the hidden states [B, Q, D] after the
-        last norm; the cache; and what enters some of the layers, side by side."""
+        """Returns the hidden states [B, Q, D] after the last norm, from which `apply`
+        computes the logits; the cache; and the hidden states that enter the layers
+        `entering`, side by side.
+
+        tokens: [B, Q] ids.
+        positions: [B, Q] the position of each token.
+        """
         visible = cache.seen_from(positions)
 
         def run(network: Transformer):
@@ -555,8 +605,8 @@ class LM:
         return self._applied(run, params)
 
     def logits(self, params: ArrayTree, h: Array) -> Array:
-        """Maps hidden states [..., D] to [..., V]. Of the parameters, the head or tied
-        table is enough."""
+        """Maps hidden states [..., D] to logits [..., V]. The parameters may lack
+        everything but the head, or the embedding table if it is tied."""
         return self._applied(Transformer.logits, params, h)
 
     def apply_seeing(
@@ -570,20 +620,27 @@ class LM:
         visible: Array,
         entering: tuple[int, ...] = (),
     ) -> Pass:
-        """Does what `apply` does for tokens that may share positions, such as those of
-        a tree of drafts.
+        """Does what `apply` does for tokens that may share positions, such as the nodes
+        of a tree of drafts.
 
-        They are stored in the cache's slots [B, Q], and each sees the slots that
-        visible [B, Q, max_len] (bool) says, those of this call included.
+        tokens: [B, Q] ids.
+        positions: [B, Q] the position of each token.
+        slots: [B, Q] the slots of the cache that store the tokens.
+        visible: [B, Q, max_len] bool, which slots each token sees. The slots of this
+            call are filled before tokens see them.
         """
         return self._run(
             params, tokens, positions, visible, cache, None, slots, entering=entering
         )
 
     def move(self, cache: Cache, sources: Array, targets: Array) -> Cache:
-        """Copies what is in the slots `sources` [B, M] into the slots `targets` [B, M];
-        targets outside 0..max_len - 1 are dropped. Keys keep the rotation of the
-        position that they were made at."""
+        """Copies the contents of the slots `sources` into the slots `targets`. Keys
+        keep the rotation of the position at which they were made.
+
+        sources: [B, M] the slots that are copied.
+        targets: [B, M] the slots that are overwritten. Targets outside 0..max_len - 1
+            are dropped.
+        """
 
         def moved(slots: Array) -> Array:
             found = jnp.take_along_axis(slots, sources[:, None, :, None], axis=2)
@@ -599,12 +656,17 @@ class LM:
         *,
         rows: Array | None = None,
     ) -> Array:
-        """Returns logits [B, N, V] of whole rows of tokens [B, N], without a cache.
+        """Returns the logits [B, N, V] of whole rows, without a cache.
 
-        mask [B, N] (bool) hides tokens, such as padding on either side: positions count
-        from the start of the row, but only their differences matter. rows as in
-        `apply`. Of a shifted model the logits at i are those of hidden state i - 1, so
-        that they are of the token at i (at the first: its own).
+        Positions count from the start of the row, but only differences of positions
+        matter. In a shifted model each hidden state predicts the token after its own.
+        So the logits at i are computed from the hidden state before i, and the logits
+        at 0 from the first hidden state.
+
+        tokens: [B, N] ids.
+        mask: [B, N] bool, false hides a token, such as padding on either side.
+        rows: [B, R] indices into N. If they are given, the logits are those at the
+            indices, [B, R, V].
         """
         steps = jnp.arange(tokens.shape[1])
         if self.config.shifted:
@@ -612,7 +674,7 @@ class LM:
             rows = jnp.maximum(wanted - 1, 0)
         visible = (steps <= steps[:, None])[None] if self.config.causal else None
         if mask is not None:
-            # A hidden token weighs 0, but 0 times NaN is NaN.
+            # A hidden token gets the weight 0, but 0 times NaN is NaN.
             tokens = jnp.where(mask, tokens, 0)
         positions = jnp.broadcast_to(steps, tokens.shape)
         return self._run(
@@ -629,13 +691,17 @@ class LM:
         own: Array,
         mask: Array,
     ) -> Array:
-        """Returns logits [B, R, Q, V] of R versions tokens [B, R, Q] of the same
-        positions [B, Q].
+        """Reads R versions of the tokens at the same positions, and returns their
+        logits [B, R, Q, V]. Nothing is stored.
 
-        It is for models without a causal mask, and stores nothing. A token sees its
-        version's tokens where own [B, Q] says so, and the slots of mask [B, max_len],
-        which should leave these positions out. The logits are those of the hidden
-        states, also of a shifted model.
+        This is for models without a causal mask. The logits at i come from the hidden
+        state i, even if the model is shifted.
+
+        tokens: [B, R, Q] the ids of each version.
+        positions: [B, Q] the position of each token.
+        own: [B, Q] bool, which tokens of its own version a token sees.
+        mask: [B, max_len] bool, which slots of the cache a token sees. It should hide
+            the slots of these positions.
         """
         versions = tokens.shape[1]
         flat = tokens.reshape(-1, tokens.shape[2])
@@ -654,22 +720,26 @@ class LM:
     def _applied(
         self, function: Callable[..., Made], params: ArrayTree, *args, **kwargs
     ) -> Made:
-        """Returns function(network, ...), of a network with these parameters."""
+        """Returns function(network, ...) for a network with these parameters."""
         network = Transformer(self.config, self.dtype, self.by_outputs)
         own = {"params": expand(params, self.dtype)}
         return nn.apply(function, network)(own, *args, **kwargs)
 
 
 def _and(visible: Array | None, mask: Array | None) -> Array | None:
-    """Joins visible [B or 1, Q, K] and mask [B, K], either of which may be None."""
+    """Returns visible & mask, bool [B or 1, Q or 1, K], or None if both are None.
+
+    visible: [B or 1, Q, K] which keys each token sees.
+    mask: [B, K] which keys may be seen at all.
+    """
     if mask is None:
         return visible
     return mask[:, None] if visible is None else visible & mask[:, None]
 
 
 def init_params(config: LMConfig, key: Array) -> dict:
-    """Makes fresh float32 parameters: normal of standard deviation 0.02, biases 0,
-    scales 1."""
+    """Makes fresh float32 parameters. Kernels and embeddings are normal with the
+    standard deviation 0.02, biases are 0, and scales are 1."""
     start = jnp.zeros((1, 1), jnp.int32)
     return Transformer(config).init(key, start, start, None)["params"]
 

@@ -1,10 +1,14 @@
-"""The MAR backbone: a masked bidirectional transformer over image tokens.
+"""The MAR backbone, a masked bidirectional transformer over image tokens.
 
-Everything works in **reveal order**: the tokens of an image are stored in the order in
-which they become known. The known ones are then a prefix of length `n_known`, and the
-encoder runs on a static prefix (`bucket` >= n_known) with the surplus hidden. Attention
-does not depend on the order of its inputs; positions enter through the learned
-embeddings, gathered by `reveal`.
+All functions work in **reveal order**: the tokens of an image are stored in the order
+in which they become known. So the known tokens are a prefix of length `n_known`. The
+encoder runs on a static prefix of `bucket` >= n_known tokens, in which the unknown
+tokens are hidden. Attention does not depend on the order of its inputs. Positions enter
+through the learned embeddings, which are gathered by `reveal`.
+
+For example, an image of 4 tokens with reveal = [2, 0, 3, 1] and n_known = 2 knows the
+tokens at the positions 2 and 0. With a bucket of 3 the encoder also reads a place for
+the token at position 3, and hides it.
 """
 
 from __future__ import annotations
@@ -25,26 +29,26 @@ from cspd_jax.networks.layers import Block, LayerNorm, dense, described
 from cspd_jax.networks.two_parts import TwoPartModel, fresh_params
 
 Array = jax.Array
-LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this
+LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this number
 
 
 @dataclasses.dataclass(frozen=True)
 class MARConfig(SquareGrid):
     """A MAR model: a masked bidirectional backbone and a small diffusion head.
 
-    The defaults are MAR-B's at 256x256.
+    The defaults are the sizes of MAR-B at 256x256.
 
-    seq_len: tokens per image, a square number.
-    token_dim: numbers per token, channels * patch_size^2.
-    num_classes: classes an image can be conditioned on.
-    buffer_size: extra tokens that carry the class.
-    encoder_width, encoder_depth, encoder_heads: of the encoder.
-    decoder_width, decoder_depth, decoder_heads: of the decoder.
-    mlp_ratio: hidden width of an MLP relative to its transformer.
-    head_depth, head_width: of the diffusion head.
+    seq_len: the number of tokens per image, which is a square number.
+    token_dim: the number of values per token, channels * patch_size^2.
+    num_classes: the number of classes on which an image can be conditioned.
+    buffer_size: the number of extra tokens that carry the class.
+    encoder_width, encoder_depth, encoder_heads: the sizes of the encoder.
+    decoder_width, decoder_depth, decoder_heads: the sizes of the decoder.
+    mlp_ratio: the hidden width of an MLP as a multiple of its transformer's width.
+    head_depth, head_width: the sizes of the diffusion head.
     respacing: the denoising steps of sampling, see `diffusion.schedule.respace`.
-    patch_size: latents (or pixels) along one side of a token.
-    vae_stride: pixels per latent; 1 if tokens are patches of pixels.
+    patch_size: the number of latents (or pixels) along one side of a token.
+    vae_stride: the number of pixels per latent; 1 if tokens are patches of pixels.
     """
 
     seq_len: int = 256
@@ -78,7 +82,7 @@ class MARConfig(SquareGrid):
 
     @property
     def context_width(self) -> int:
-        """Numbers in each z."""
+        """The number of values in each z."""
         return self.decoder_width
 
 
@@ -105,6 +109,9 @@ MAR_PRESETS = {
 
 
 class Backbone(nn.Module):
+    """The backbone of MAR: an encoder over the known tokens and a decoder over all
+    tokens."""
+
     config: MARConfig
     dtype: jnp.dtype = jnp.float32
 
@@ -142,24 +149,31 @@ class Backbone(nn.Module):
         self.decoder_norm = LayerNorm(dtype=dtype, name="decoder_norm")
 
     def embed_class(self, labels: Array, unconditional: Array) -> Array:
-        """Maps labels [B] to [B, De]; rows where `unconditional` [B] get the fake
-        latent instead."""
+        """Returns the class embeddings [B, De].
+
+        labels: [B] the class of each row.
+        unconditional: [B] whether a row gets the embedding of no class instead, which
+            is MAR's "fake latent".
+        """
         known = self.class_emb(jnp.where(unconditional, 0, labels))
         return jnp.where(unconditional[:, None], self.fake_latent, known)
 
     def encode(
         self, tokens: Array, reveal: Array, n_known: Array, class_embedding: Array
     ) -> Array:
-        """Encodes the buffer and the first tokens in reveal order.
+        """Encodes the buffer and the first tokens in reveal order,
+        [B, buffer + bucket, De]. The outputs from place buffer + n_known on are
+        meaningless.
 
-        tokens [B, bucket, C], reveal [B, bucket] (positions), n_known [B] <= bucket,
-        class_embedding [B, De] -> [B, buffer + bucket, De]. Rows from buffer + n_known
-        on are meaningless.
+        tokens: [B, bucket, C] the first tokens.
+        reveal: [B, bucket] the positions of these tokens.
+        n_known: [B] the number of known tokens, at most the bucket.
+        class_embedding: [B, De] the embedding of each row's class.
         """
         buffer = self.config.buffer_size
         bucket = reveal.shape[1]
-        # Hidden keys get weight 0, but 0 times NaN is NaN: the content of unknown slots
-        # must not matter.
+        # Hidden keys get the weight 0, but 0 times NaN is NaN. So unknown tokens are
+        # set to 0, because their values must not matter.
         tokens = jnp.where(
             (jnp.arange(bucket) < n_known[:, None])[:, :, None], tokens, 0
         )
@@ -176,10 +190,13 @@ class Backbone(nn.Module):
     def decode(
         self, encoded: Array, reveal: Array, n_known: Array, rows: Array | None
     ) -> Array:
-        """Maps encoded [B, buffer + bucket, De], reveal [B, L] to z [B, Q, Dd].
+        """Returns z [B, Q, Dd] of the tokens at `rows`.
 
-        rows: [B, Q], the places in reveal order whose z is wanted (the last block
-            computes no others); None is all.
+        encoded: [B, buffer + bucket, De] the output of `encode`.
+        reveal: [B, L] the positions of all tokens.
+        n_known: [B] the number of known tokens.
+        rows: [B, Q] the places in reveal order whose z is returned; None for all. The
+            last block computes no other places.
         """
         batch, length = reveal.shape
         buffer = self.config.buffer_size
@@ -218,8 +235,15 @@ class Backbone(nn.Module):
         *,
         bucket: int,
     ) -> Array:
-        """Maps tokens [B, L, C] and reveal [B, L] in reveal order, n_known [B], to z
-        [B, Q, Dd] of `rows`."""
+        """Returns z [B, Q, Dd] of the tokens at `rows`.
+
+        tokens: [B, L, C] the tokens in reveal order.
+        reveal: [B, L] the positions of the tokens.
+        n_known: [B] the number of known tokens.
+        class_embedding: [B, De] the embedding of each row's class.
+        rows: [B, Q] places in reveal order; None for all.
+        bucket: the number of tokens that the encoder reads, at least n_known.
+        """
         encoded = self.encode(
             tokens[:, :bucket], reveal[:, :bucket], n_known, class_embedding
         )
@@ -227,6 +251,7 @@ class Backbone(nn.Module):
 
 
 def make_head(config: MARConfig, dtype=jnp.float32) -> Head:
+    """Makes the diffusion head of a MAR model."""
     return Head(config.token_dim, config.head_width, config.head_depth, dtype)
 
 
@@ -248,14 +273,14 @@ def init_params(config: MARConfig, key: Array) -> dict:
 abstract_params = described(init_params)
 
 
-# Attention scores of a layer that may be in memory at once: those of 218 sequences of
-# MAR-B.
+# The number of attention scores of a layer that may be in memory at once. MAR-B has
+# this number for 218 sequences.
 _SCORES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
 class MARModel(TwoPartModel):
-    """A MAR model as pure functions: parameters in, arrays out. See
+    """A MAR model as pure functions of explicit parameters. See
     `image.protocol.TokenModel`."""
 
     config: MARConfig

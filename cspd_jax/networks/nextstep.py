@@ -1,12 +1,16 @@
-"""NextStep-1: a language model that goes on from a text with the tokens of an image,
-and a flow head.
+"""NextStep-1: a language model that continues a text with the tokens of an image, and a
+flow head.
 
-The sequence is the prompt's ids and then the image's tokens row by row. The hidden
-state of the element before a token is what its chain depends on.
+The sequence consists of the prompt's ids and then of the image's tokens, row by row.
+Each entry of the sequence is called an element. A token's chain depends on the hidden
+state of the element before the token.
 
-An image's class is its prompt. Prompts are bound to a model (`bind`) as one more
-parameter, a table of ids whose last row is the unconditional prompt: so whatever asks
-for classes asks for prompts by their number.
+For example, the prompt a b c and the tokens x0 x1 are the elements 0 to 4. The chain of
+x0 depends on the hidden state of element 2, and the chain of x1 on element 3.
+
+An image's class is its prompt. `image.prompts.bind` binds prompts to a model as one
+more parameter, a table of ids whose last row is the unconditional prompt. So code that
+works with classes works with prompts, too: a class is the number of a prompt.
 """
 
 from __future__ import annotations
@@ -28,8 +32,8 @@ from cspd_jax.networks.lm import LM, LMConfig, Transformer
 from cspd_jax.networks.two_parts import TwoPartModel, fresh_params
 
 Array = jax.Array
-PROMPTS = "prompts"  # among the parameters, where there are any
-PADDING = -1  # in place of an id, at the left of a prompt
+PROMPTS = "prompts"  # the name of the prompts among the parameters, if there are any
+PADDING = -1  # stands for an id at the left of a shorter prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +42,19 @@ class NextStepConfig:
     flow head.
 
     lm: the language model.
-    token_dim: numbers per token, channels * patch_size^2.
-    head_depth, head_width: of the flow head.
-    rows, columns: tokens along the height and along the width of an image.
-    prompts: how many prompts are bound to the model, as its classes; in a checkpoint
-        there are none.
-    positions: a table of places is added to what the head is given.
-    position_side: tokens along a side of that table.
-    normalise: tokens are normalised where their chains end.
+    token_dim: the number of values per token, channels * patch_size^2.
+    head_depth, head_width: the sizes of the flow head.
+    rows, columns: the number of tokens along the height and along the width of an
+        image.
+    prompts: the number of prompts that are bound to the model as its classes; 0 in a
+        checkpoint.
+    positions: whether a table of places is added to the head's input.
+    position_side: the number of tokens along a side of this table.
+    normalise: whether tokens are normalised at the end of their chains.
     image_ids: the id after which an image begins.
     respacing: the steps of sampling, see `diffusion.flow`.
-    patch_size: latents along one side of a token.
-    vae_stride: pixels per latent.
+    patch_size: the number of latents along one side of a token.
+    vae_stride: the number of pixels per latent.
     """
 
     lm: LMConfig
@@ -81,7 +86,7 @@ class NextStepConfig:
 
     @property
     def num_classes(self) -> int:
-        """An image's class is its prompt."""
+        """The number of classes, each of which is a prompt."""
         return self.prompts
 
     @property
@@ -90,7 +95,7 @@ class NextStepConfig:
 
     @property
     def context_width(self) -> int:
-        """Numbers in each z."""
+        """The number of values in each z."""
         return self.lm.width
 
     @property
@@ -99,19 +104,20 @@ class NextStepConfig:
 
     @property
     def latent_scale(self) -> float:
-        """Tokens are latents times this; what else the autoencoder's own file says is
-        left to it."""
+        """Tokens are latents times this factor, which is 1. The autoencoder itself
+        applies the scale that its own file gives."""
         return 1.0
 
     @property
     def image_size(self) -> int:
-        """Pixels along the longer side of the image."""
+        """The number of pixels along the longer side of the image."""
         return max(self.rows, self.columns) * self.patch_size * self.vae_stride
 
 
 def place_table(side: int, width: int) -> np.ndarray:
-    """Makes a table [side^2, width]: of the column, then of the row, sines and then
-    cosines."""
+    """Makes the table of places, [side^2, width]. The first half of an entry depends on
+    the column of the place, and the second half on its row. Each half has sines and
+    then cosines."""
     frequencies = 10_000.0 ** (-np.arange(width // 4) / (width // 4))
     rows, columns = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
     angles = [places.reshape(-1, 1) * frequencies for places in (columns, rows)]
@@ -120,6 +126,9 @@ def place_table(side: int, width: int) -> np.ndarray:
 
 
 class Backbone(nn.Module):
+    """The backbone of NextStep-1: a language model with projections for the tokens of
+    images."""
+
     config: NextStepConfig
     dtype: jnp.dtype = jnp.float32
 
@@ -133,8 +142,12 @@ class Backbone(nn.Module):
         )
 
     def embed(self, tokens: Array, prompt: Array, elements: Array) -> Array:
-        """Embeds the elements [B, Q] of sequences of prompts [B, N] and tokens [B, L,
-        C]: [B, Q, D]."""
+        """Returns the embeddings [B, Q, D] of elements of the sequences.
+
+        tokens: [B, L, C] the tokens of the images.
+        prompt: [B, N] the ids of the prompts.
+        elements: [B, Q] which elements are embedded.
+        """
         last = prompt.shape[1] - 1
         ids = jnp.take_along_axis(prompt, jnp.minimum(elements, last), axis=1)
         image = take_rows(tokens, jnp.maximum(elements - last - 1, 0)).astype(
@@ -147,11 +160,13 @@ class Backbone(nn.Module):
     def __call__(
         self, tokens: Array, prompt: Array, elements: Array, cache: Cache | None
     ) -> tuple:
-        """Returns the hidden states [B, Q, D] at elements [B, Q], and the cache with
-        them in it.
+        """Returns the hidden states [B, Q, D] of the elements, and the cache with the
+        elements in it.
 
-        Without a cache the elements must be the first ones, in order: they see each
-        other alone.
+        tokens: [B, L, C] the tokens of the images.
+        prompt: [B, N] the ids of the prompts.
+        elements: [B, Q] which elements are read. Without a cache they must be the first
+            ones, in order, because they see only each other.
         """
         places = elements.shape[1] if cache is None else cache.max_len
         shown = jnp.pad(prompt != PADDING, ((0, 0), (0, places)), constant_values=True)[
@@ -163,8 +178,11 @@ class Backbone(nn.Module):
         )[:2]
 
     def context(self, hidden: Array, rows: Array) -> Array:
-        """Maps hidden states [B, Q, D] of the elements before tokens `rows` [B, Q] to z
-        [B, Q, D]."""
+        """Returns z [B, Q, D] of the tokens at `rows`.
+
+        hidden: [B, Q, D] the hidden states of the elements before these tokens.
+        rows: [B, Q] the places of the tokens in the image.
+        """
         c = self.config
         if c.positions:
             hidden = (
@@ -177,7 +195,8 @@ class Backbone(nn.Module):
 
 
 def make_head(config: NextStepConfig, dtype=jnp.float32) -> Head:
-    """Makes a head as MAR's, of times from 0 to 1 as they are."""
+    """Makes a head like MAR's that predicts velocities. Its times, from 0 to 1, are not
+    scaled."""
     return Head(
         config.token_dim, config.head_width, config.head_depth, dtype, velocity=True
     )
@@ -186,10 +205,12 @@ def make_head(config: NextStepConfig, dtype=jnp.float32) -> Head:
 def full_forward(
     config: NextStepConfig, params, tokens: Array, prompt: Array, dtype=jnp.float32
 ) -> Array:
-    """Returns z [B, L, D] of all tokens [B, L, C] of whole images, from the prompt [B,
-    N] and those before.
+    """Returns z [B, L, D] of all tokens of whole images. Each z depends on the prompt
+    and on the tokens before its own.
 
-    params: the backbone's.
+    params: the parameters of the backbone.
+    tokens: [B, L, C] the tokens of the images.
+    prompt: [B, N] the ids of the prompts.
     """
     batch = len(tokens)
     last = prompt.shape[1] - 1
@@ -224,8 +245,8 @@ abstract_params = described(init_params)
 
 @dataclasses.dataclass(frozen=True)
 class NextStepModel(TwoPartModel):
-    """A NextStep-1 model as pure functions: a `TokenModel` with a cache, for the order
-    row by row."""
+    """A NextStep-1 model as pure functions of explicit parameters: a `TokenModel` with
+    a cache, for tokens that are revealed row by row."""
 
     config: NextStepConfig
 
@@ -233,16 +254,19 @@ class NextStepModel(TwoPartModel):
     linear_guidance: ClassVar = "linear-falling"
 
     def finish(self, x: Array) -> Array:
-        """Brings x [..., C] to mean 0 and variance 1 if the model normalises its
-        tokens."""
+        """Returns x [..., C] with mean 0 and variance 1 if the model normalises its
+        tokens, and otherwise x itself."""
         if not self.config.normalise:
             return x
         norm = LayerNorm(x.dtype, affine=False)
         return nn.apply(lambda norm: norm(x), norm)({})
 
     def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
-        """Maps numbers of prompts [B] to their ids [B, N], with `PADDING` at the
-        left."""
+        """Returns the ids [B, N] of prompts, with `PADDING` at the left.
+
+        labels: [B] the numbers of the prompts.
+        unconditional: [B] whether a row gets the unconditional prompt instead.
+        """
         if PROMPTS not in params:
             raise UserError(
                 "the model has no prompts; bind them first"
@@ -253,14 +277,14 @@ class NextStepModel(TwoPartModel):
     def context(
         self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
     ) -> Array:
-        """rows: at most n_known."""
+        """Does what `TokenModel.context` does, for rows that are at most n_known."""
         return self.context_of_all(
             full_forward, params, tokens, n_known, class_embedding, rows
         )
 
     def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
-        """Makes a cache with the prompt in it, but for its last id, which is read with
-        the first token."""
+        """Makes a cache with all ids of the prompt but the last, which is read with the
+        first token."""
         batch = class_embedding.shape[0]
         last = class_embedding.shape[1] - 1
         cache = LM(self.config.lm, self.dtype).empty_cache(batch, last + self.seq_len)
@@ -282,8 +306,8 @@ class NextStepModel(TwoPartModel):
         *,
         bucket: int,
     ) -> tuple[Array, Cache]:
-        """rows: consecutive; the token before the first of them is the newest that is
-        not in the cache."""
+        """Does what `CachedTokenModel.extend` does, for consecutive rows. The token
+        before the first row is the newest token that is not in the cache yet."""
 
         def forward(module: Backbone):
             elements = class_embedding.shape[1] - 1 + rows

@@ -1,12 +1,13 @@
-"""Products of large matrices with few rows, on a CPU: decoding a token, or it and
-drafts, is made of these.
+"""Products of large matrices with few rows on a CPU. Such products take most of the
+time of decoding, which reads one token, or one token and its drafts.
 
-A matrix that does not fit in a core's cache is read from memory once for all rows, so
-two to eight rows should not take much longer than one. XLA's product of rows [M, K]
-with a kernel [K, N] takes two to three times as long. It takes half of that if the
-matrix lies by outputs, [N, K], and comes first, and less if the rows lie as they are,
-[M, K], not turned. Its kernels are made for 8, 16, 32, ... rows: 5 of them take a tenth
-longer than 8, and 28 half as long again as 32, so some numbers are filled up.
+A matrix that does not fit into a core's cache is read from memory once for all rows, so
+two to eight rows should not take much longer than one. But XLA's product of rows [M, K]
+with a kernel [K, N] takes two to three times as long. It takes half as long if the
+matrix lies by outputs, [N, K], and comes first. It takes even less if the rows are
+given as [M, K] and are not transposed. The kernels of XLA are made for 8, 16, 32, ...
+rows: 5 rows take a tenth longer than 8, and 28 rows half as long again as 32. So some
+numbers of rows are filled up.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from jax.typing import DTypeLike
 from cspd_jax.networks.quantised import Quantised
 
 Array = jax.Array
-# Weights: a megabyte in float32; with smaller matrices the other way is faster.
+# The number of weights of a large matrix: a megabyte in float32. A smaller matrix is
+# faster as [K, N].
 _LARGE = 2**18
 
 
 def by_outputs(params: ArrayTree) -> ArrayTree:
-    """Returns the parameters with every large kernel [K, N] as [N, K], for modules with
-    `by_outputs` set."""
+    """Returns the parameters with every large kernel [K, N] transposed to [N, K], for
+    modules with `by_outputs` set."""
 
     def one(path, leaf):
         return (
@@ -41,8 +43,9 @@ def by_outputs(params: ArrayTree) -> ArrayTree:
 
 
 def gains_by_outputs(params: ArrayTree, dtype: DTypeLike) -> bool:
-    """Tells whether they have large kernels, and lie on a CPU in a type that it
-    computes in."""
+    """Returns whether `by_outputs` makes products faster. The parameters must have
+    large kernels, and must lie on a CPU that computes in this dtype, which is float32
+    or wider."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(
         params, is_leaf=lambda leaf: isinstance(leaf, Quantised)
     )
@@ -61,12 +64,16 @@ def gains_by_outputs(params: ArrayTree, dtype: DTypeLike) -> bool:
 
 
 def is_large(shape: tuple[int, ...]) -> bool:
+    """Returns whether a matrix of this shape is faster by outputs."""
     return math.prod(shape) >= _LARGE
 
 
 def product(x: Array, matrix: Array, wide: DTypeLike | None = None) -> Array:
-    """Multiplies x [..., K] by a matrix [N, K], [..., N], in the type `wide` if
-    given."""
+    """Returns the product of x [..., K] with the transposed matrix, [..., N], in the
+    type `wide` if it is given.
+
+    matrix: [N, K] a kernel by outputs.
+    """
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     count = len(rows)
     rows = jnp.pad(rows, ((0, filled_up(count) - count), (0, 0)))
@@ -80,15 +87,18 @@ def product(x: Array, matrix: Array, wide: DTypeLike | None = None) -> Array:
 
 
 def filled_up(count: int) -> int:
-    """Returns how many rows a product of `count` computes."""
+    """Returns the number of rows that a product of `count` rows computes.
+
+    For example, 4 rows stay 4, 5 rows become 8, 20 rows stay 20, and 28 rows become 32.
+    """
     full = 1 << max(count - 1, 0).bit_length()
     worth = count > full / 2 if full <= 16 else count > 0.8 * full
     return full if count > 4 and worth else count
 
 
 class Dense(nn.Module):
-    """Maps x [..., K] to x kernel + bias [..., N]. The kernel is [K, N] or, if it is
-    large and by_outputs is set, [N, K]."""
+    """Maps x [..., K] to x kernel + bias, [..., N]. The kernel is [N, K] if it is large
+    and `by_outputs` is set, and otherwise [K, N]."""
 
     features: int
     use_bias: bool

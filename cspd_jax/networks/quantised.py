@@ -1,14 +1,18 @@
-"""Weights in 8 or 4 bits: a language model's matrices and embeddings as small integers
-times scales.
+"""Weights in 8 or 4 bits. A language model's matrices and embeddings are stored as
+small integers times scales.
 
-Of a matrix that maps inputs to outputs, every output has scales of its own: one in 8
-bits, one for each group of inputs in 4. The largest weight of a group becomes the
-largest integer, so no weight is off by more than half a scale. An embedding counts as
-the matrix to the logits: its inputs are the features. Norms and biases stay.
+Every output of a matrix has scales of its own: one scale in 8 bits, and one scale for
+each group of inputs in 4 bits. The largest weight of a group becomes the largest
+integer, so that no weight is off by more than half a scale. An embedding counts as the
+matrix that maps features to logits, so its inputs are the features. Norms and biases
+are not quantised.
 
-Quantised parameters go wherever parameters do: `LM` expands them as it runs, inside the
-compiled program, so what is kept is small and what is computed is the same in the
-model's own precision.
+For example, in 4 bits the largest integer is 7. The group 0.7 -0.3 0.14 has the scale
+0.1 and the integers 7 -3 1, which stand for 0.7 -0.3 0.1.
+
+Quantised parameters can take the place of any parameters. `LM` expands them while it
+runs, inside the compiled program. So the stored weights are small, and the computation
+is the same, in the model's own precision.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from chex import ArrayTree
 from jax.typing import DTypeLike
 
 Array = jax.Array
-# The axis of the inputs, by the name of the parameter.
+# The axis of the inputs, by the name of a parameter.
 _INPUTS = {
     "kernel": 0,
     "embedding": 1,
@@ -36,13 +40,14 @@ _INPUTS = {
 )
 @dataclasses.dataclass(frozen=True)
 class Quantised:
-    """A matrix whose axis `axis`, of length `size`, is cut into groups (the last one
-    filled up with zeros).
+    """A matrix whose axis `axis`, of length `size`, is cut into groups. The last group
+    is filled up with zeros.
 
-    codes: int8, with [groups, members] in place of the axis; in 4 bits each holds two
-        members, the lower half of it one of the group's first half and the upper half
-        one of the second.
-    scales: float32, members = 1.
+    codes: the integers, int8, with the axes [groups, members] in place of `axis`. In 4
+        bits each code holds two members: its lower half a member of the group's first
+        half, its upper half a member of the second half.
+    scales: the scales, float32, with the axes [groups, 1] in place of `axis`.
+    bits: 8 or 4.
     """
 
     codes: Array
@@ -52,11 +57,11 @@ class Quantised:
     size: int
 
     def expand(self, dtype: DTypeLike = jnp.float32) -> Array:
-        """Returns the matrix itself."""
+        """Returns the matrix itself in the type `dtype`."""
         codes = self.codes
         members = self.axis + 1
         if self.bits == 4:
-            # Shifts keep the sign.
+            # Shifts of int8 keep the sign.
             codes = jnp.concatenate([(codes << 4) >> 4, codes >> 4], axis=members)
         grouped = (codes.astype(self.scales.dtype) * self.scales).astype(dtype)
         shape = grouped.shape
@@ -69,8 +74,11 @@ class Quantised:
 
 
 def quantise(params: ArrayTree, bits: int, group: int = 32) -> ArrayTree:
-    """Quantises every matrix and embedding of an `LM` to 8 or 4 bits. group: inputs
-    that share a scale in 4 bits; in 8 bits all inputs do."""
+    """Quantises every matrix and embedding of an `LM` to 8 or 4 bits.
+
+    group: the number of inputs that share a scale in 4 bits. In 8 bits all inputs share
+        one.
+    """
 
     def one(path, leaf):
         axis = _INPUTS.get(path[-1].key)
@@ -85,6 +93,7 @@ def quantise(params: ArrayTree, bits: int, group: int = 32) -> ArrayTree:
 
 @functools.partial(jax.jit, static_argnames=("axis", "bits", "group"))
 def quantise_matrix(matrix: Array, axis: int, bits: int, group: int) -> Quantised:
+    """Quantises a matrix along the axis of its inputs, in groups of `group` inputs."""
     size = matrix.shape[axis]
     most = 2 ** (bits - 1) - 1
     fill = [(0, 0)] * matrix.ndim
@@ -103,7 +112,7 @@ def quantise_matrix(matrix: Array, axis: int, bits: int, group: int) -> Quantise
 
 
 def expand(params: ArrayTree, dtype: DTypeLike = jnp.float32) -> ArrayTree:
-    """Returns the parameters without anything quantised in them."""
+    """Returns the parameters with every quantised matrix expanded."""
     quantised = lambda leaf: isinstance(leaf, Quantised)
     return jax.tree.map(
         lambda x: x.expand(dtype) if quantised(x) else x, params, is_leaf=quantised

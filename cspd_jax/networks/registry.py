@@ -1,5 +1,5 @@
-"""The kinds of image models: for each the class of its configuration, its functions,
-its parameters."""
+"""The kinds of image models. Each kind has a class of configurations, a network, and
+functions that make or describe its parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from cspd_jax.networks.two_parts import TwoPartModel
 class ImageKind(NamedTuple):
     """A kind of image model.
 
-    network: (config, dtype) -> its pure functions, an `image.protocol.TokenModel`.
+    config_class: the class of its configurations, a frozen dataclass.
+    network: maps (config, dtype) to the model's pure functions, an
+        `image.protocol.TokenModel`.
+    init_params: maps (config, key) to fresh parameters.
+    abstract_params: maps a config to a nested dict of ShapeDtypeStruct.
     """
 
     config_class: type
@@ -42,7 +46,7 @@ IMAGE_KINDS = {
 
 
 def kind_name(config: object) -> str:
-    """Returns the kind that a configuration is of."""
+    """Returns the name of a configuration's kind."""
     return next(
         name
         for name, kind in IMAGE_KINDS.items()
@@ -51,4 +55,5 @@ def kind_name(config: object) -> str:
 
 
 def kind_of(config: object) -> ImageKind:
+    """Returns the kind of a configuration."""
     return IMAGE_KINDS[kind_name(config)]

@@ -1,9 +1,12 @@
 """SphereAR: a causal transformer over the tokens of an image, with a cache, and a flow
 head.
 
-The sequence is the class, as several tokens, and then the image's tokens row by row.
-The output at the element before a token is what its chain depends on. Positions are
-rotary, in two dimensions.
+The sequence consists of the class, as several tokens, and then of the image's tokens,
+row by row. Each entry of the sequence is called an element. A token's chain depends on
+the output at the element before the token. Positions are rotary, in two dimensions.
+
+For example, with 16 class tokens the elements 0 to 15 are the class, and the first
+token of the image is element 16. Its chain depends on the output at element 15.
 """
 
 from __future__ import annotations
@@ -31,21 +34,21 @@ class SphereConfig(SquareGrid):
     """A SphereAR model: a causal backbone, and a flow head whose blocks share
     modulations.
 
-    The defaults are SphereAR-B's at 256x256.
+    The defaults are the sizes of SphereAR-B at 256x256.
 
-    seq_len: tokens per image, a square number.
-    token_dim: numbers per token.
-    num_classes: classes an image can be conditioned on.
-    class_tokens: tokens that carry the class.
-    width, depth, heads: of the backbone.
-    head_depth, head_width: of the flow head.
-    head_modulations: modulations of the head; consecutive blocks share one, and some
-        may be left over.
+    seq_len: the number of tokens per image, which is a square number.
+    token_dim: the number of values per token.
+    num_classes: the number of classes on which an image can be conditioned.
+    class_tokens: the number of tokens that carry the class.
+    width, depth, heads: the sizes of the backbone.
+    head_depth, head_width: the sizes of the flow head.
+    head_modulations: the number of modulations of the head. Consecutive blocks share
+        one, and some modulations may be left over.
     respacing: the steps of sampling, see `diffusion.flow`.
-    on_sphere: tokens are put on the sphere of radius sqrt(token_dim) where their chains
-        end.
-    patch_size: latents (or pixels) along one side of a token.
-    vae_stride: pixels per latent; 1 if tokens are patches of pixels.
+    on_sphere: whether tokens are put on the sphere of radius sqrt(token_dim) at the end
+        of their chains.
+    patch_size: the number of latents (or pixels) along one side of a token.
+    vae_stride: the number of pixels per latent; 1 if tokens are patches of pixels.
     """
 
     seq_len: int = 256
@@ -83,12 +86,12 @@ class SphereConfig(SquareGrid):
 
     @property
     def blocks_together(self) -> int:
-        """How many blocks of the head share a modulation."""
+        """The number of consecutive blocks of the head that share a modulation."""
         return max(1, self.head_depth // self.head_modulations)
 
     @property
     def context_width(self) -> int:
-        """Numbers in each z."""
+        """The number of values in each z."""
         return self.width
 
 
@@ -109,6 +112,8 @@ SPHERE_PRESETS = {
 
 
 class Backbone(nn.Module):
+    """The backbone of SphereAR: a causal transformer over the class and the tokens."""
+
     config: SphereConfig
     dtype: jnp.dtype = jnp.float32
 
@@ -128,15 +133,23 @@ class Backbone(nn.Module):
         self.pos_for_diff = nn.Embed(c.seq_len, c.width, embedding_init=normal)
 
     def embed_class(self, labels: Array, unconditional: Array) -> Array:
-        """Maps labels [B] to [B, K D]; rows where `unconditional` [B] get the embedding
-        of no class."""
+        """Returns the embeddings [B, K D] of the class, side by side for the K class
+        tokens.
+
+        labels: [B] the class of each row.
+        unconditional: [B] whether a row gets the embedding of no class instead.
+        """
         return self.cls_embedding(
             jnp.where(unconditional, self.config.num_classes, labels)
         )
 
     def embed(self, tokens: Array, class_embedding: Array, elements: Array) -> Array:
-        """Embeds the elements [B, Q] of the sequences of tokens [B, L, C]: [B, Q,
-        D]."""
+        """Returns the embeddings [B, Q, D] of elements of the sequences.
+
+        tokens: [B, L, C] the tokens of the images.
+        class_embedding: [B, K D] the embeddings of the class tokens.
+        elements: [B, Q] which elements are embedded.
+        """
         c = self.config
         first = class_embedding.reshape(len(tokens), c.class_tokens, c.width)
         of_class = take_rows(first, jnp.minimum(elements, c.class_tokens - 1))
@@ -155,11 +168,13 @@ class Backbone(nn.Module):
         elements: Array,
         cache: Cache | None,
     ) -> tuple:
-        """Returns the outputs [B, Q, D] at elements [B, Q], before the last norm, and
-        the cache with them.
+        """Returns the outputs [B, Q, D] at the elements, before the last norm, and the
+        cache with the elements in it.
 
-        elements: consecutive, and the same for all. Without a cache they are the first
-            ones.
+        tokens: [B, L, C] the tokens of the images.
+        class_embedding: [B, K D] the embeddings of the class tokens.
+        elements: [B, Q] which elements are read. They are consecutive, and the same for
+            all rows. Without a cache they are the first ones.
         """
         c = self.config
         table = rotary_2d(c.grid, c.width // c.heads, c.class_tokens)
@@ -173,12 +188,16 @@ class Backbone(nn.Module):
         return x, None if cache is None else Cache(*zip(*slots))
 
     def context(self, x: Array, rows: Array) -> Array:
-        """Maps outputs [B, Q, D] at the elements before tokens `rows` [B, Q] to z [B,
-        Q, D]."""
+        """Returns z [B, Q, D] of the tokens at `rows`.
+
+        x: [B, Q, D] the outputs at the elements before these tokens.
+        rows: [B, Q] the places of the tokens in the image.
+        """
         return self.norm(x) + self.pos_for_diff(rows).astype(self.dtype)
 
 
 def make_head(config: SphereConfig, dtype=jnp.float32) -> FlowHead:
+    """Makes the flow head of a SphereAR model."""
     sizes = config.token_dim, config.head_width, config.head_depth
     return FlowHead(*sizes, dtype, modulations=config.head_modulations)
 
@@ -190,10 +209,12 @@ def full_forward(
     class_embedding: Array,
     dtype=jnp.float32,
 ) -> Array:
-    """Returns z [B, L, D] of all tokens [B, L, C] of whole images, each from those
-    before it, as in training.
+    """Returns z [B, L, D] of all tokens of whole images, as in training. Each z depends
+    on the class and on the tokens before its own.
 
-    params: the backbone's.
+    params: the parameters of the backbone.
+    tokens: [B, L, C] the tokens of the images.
+    class_embedding: [B, K D] the embeddings of the class tokens.
     """
 
     def counted(count: int) -> Array:
@@ -229,8 +250,8 @@ abstract_params = described(init_params)
 
 @dataclasses.dataclass(frozen=True)
 class SphereModel(TwoPartModel):
-    """A SphereAR model as pure functions: a `TokenModel` with a cache, for the order
-    row by row."""
+    """A SphereAR model as pure functions of explicit parameters: a `TokenModel` with a
+    cache, for tokens that are revealed row by row."""
 
     config: SphereConfig
 
@@ -238,7 +259,8 @@ class SphereModel(TwoPartModel):
     linear_guidance: ClassVar = "linear-before"
 
     def finish(self, x: Array) -> Array:
-        """Returns the direction of x [..., C], at the length that a token has."""
+        """Returns x [..., C] scaled to the length of a token, sqrt(token_dim), if
+        tokens are on the sphere, and otherwise x itself."""
         if not self.config.on_sphere:
             return x
         length = jnp.linalg.norm(x, axis=-1, keepdims=True)
@@ -247,13 +269,13 @@ class SphereModel(TwoPartModel):
     def context(
         self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
     ) -> Array:
-        """rows: at most n_known."""
+        """Does what `TokenModel.context` does, for rows that are at most n_known."""
         return self.context_of_all(
             full_forward, params, tokens, n_known, class_embedding, rows
         )
 
     def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
-        """Makes a cache with the class in it."""
+        """Makes a cache with the class tokens in it."""
         c = self.config
         shape = (len(reveal), c.heads, c.class_tokens + c.seq_len, c.width // c.heads)
         empty = Cache(
@@ -280,8 +302,9 @@ class SphereModel(TwoPartModel):
         *,
         bucket: int,
     ) -> tuple[Array, Cache]:
-        """rows: consecutive, and the same for all images; the token before the first of
-        them is the newest that is not in the cache."""
+        """Does what `CachedTokenModel.extend` does, for rows that are consecutive and
+        the same for all images. The token before the first row is the newest token that
+        is not in the cache yet."""
 
         def forward(module: Backbone):
             x, after = module(

@@ -1,9 +1,9 @@
 """The transformer block of SphereAR's backbone and autoencoder: RMSNorm, rotary
-positions in two dimensions, attention with a fused projection, SwiGLU. No layer here
-has a bias.
+positions in two dimensions, attention with a fused projection, SwiGLU. No layer of the
+block has a bias.
 
-Matrix products and activations run in `dtype`; normalisation, rotation and softmax in
-at least float32.
+Matrix products and activations run in `dtype`. Normalisation, rotation and softmax run
+in at least float32.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def linear(features: int, name: str, dtype) -> nn.Dense:
 
 
 def rotary_2d(grid: int, head_dim: int, prefix: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns cosines and sines [prefix + grid^2, head_dim / 2] float32 of the angle of
-    each pair.
+    """Returns the cosines and sines of the angles of each pair, float32
+    [prefix + grid^2, head_dim / 2].
 
-    The first half of the pairs turns with the column, the other with the row. The
-    tokens of the prefix do not turn.
+    The first half of the pairs turns with the column of a token, and the second half
+    with its row. The tokens of the prefix do not turn.
     """
     frequencies = 10000.0 ** (-2 * np.arange(head_dim // 4) / (head_dim // 2))
     places = np.arange(grid) + 1.5
@@ -41,8 +41,10 @@ def rotary_2d(grid: int, head_dim: int, prefix: int) -> tuple[np.ndarray, np.nda
 
 
 def rotate_pairs(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotates adjacent pairs of x [B, Q, H, Dh]; cos and sin are [Q, Dh / 2] or [B, Q,
-    Dh / 2]."""
+    """Rotates adjacent pairs of x [B, Q, H, Dh].
+
+    cos, sin: the cosines and sines of the pairs' angles, [Q, Dh / 2] or [B, Q, Dh / 2].
+    """
     cos, sin = (jnp.asarray(part)[..., None, :] for part in (cos, sin))
     a = x[..., 0::2]
     b = x[..., 1::2]
@@ -60,17 +62,18 @@ class SwiGLU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        # 8/3 of the width, up to the next multiple of 256
+        # 8/3 of the width, rounded up to a multiple of 256
         hidden = -(-(8 * x.shape[-1] // 3) // 256) * 256
         a, b = jnp.split(linear(2 * hidden, "w1", self.dtype)(x), 2, axis=-1)
         return linear(x.shape[-1], "w2", self.dtype)(nn.silu(a) * b)
 
 
 def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
-    """Returns softmax(q k^T / sqrt(Dh)) v for q [B, Q, H, Dh], keys and values [B, H,
-    K, Dh].
+    """Returns softmax(q k^T / sqrt(Dh)) v, [B, Q, H, Dh].
 
-    visible: bool [B or 1, Q or 1, K], at least one key of every query; None for all.
+    q: [B, Q, H, Dh] the queries.
+    keys, values: [B, H, K, Dh] the keys and values.
+    visible: [B or 1, Q or 1, K] bool, at least one key of every query; None for all.
     """
     scores = (
         at_least_float32(jnp.einsum("bqhd,bhkd->bhqk", q, keys)) * q.shape[-1] ** -0.5
@@ -83,20 +86,27 @@ def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array
 
 
 def store(slots: Array, new: Array, first: Array) -> Array:
-    """Puts new [B, Q, H, Dh] into slots [B, H, K, Dh] from place `first` [] on. It is
-    one slice, which XLA writes in place; a scatter is a copy."""
+    """Returns the slots with new keys or values in them. They are written as one slice,
+    which XLA writes in place; a scatter would copy the slots.
+
+    slots: [B, H, K, Dh] the slots of one layer.
+    new: [B, Q, H, Dh] the keys or values of consecutive tokens.
+    first: [] the slot of the first token.
+    """
     return jax.lax.dynamic_update_slice_in_dim(
         slots, new.swapaxes(1, 2).astype(slots.dtype), first, axis=2
     )
 
 
 class Attention(nn.Module):
+    """Self-attention with rotary positions in two dimensions."""
+
     heads: int
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array, cos_sin, visible=None, first=None, slots=None):
-        """See `Block`."""
+        """Does the attention of `Block`, with the same arguments."""
         batch, length, width = x.shape
         qkv = linear(3 * width, "wqkv", self.dtype)(x).reshape(
             batch, length, 3, self.heads, -1
@@ -115,7 +125,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block.
 
-    heads: of the attention.
+    heads: the number of heads of the attention.
     """
 
     heads: int
@@ -133,12 +143,13 @@ class Block(nn.Module):
         """Maps x [B, Q, D] to ([B, Q, D], the updated slots). Without slots, x attends
         to itself.
 
-        cos_sin: two arrays [Q, Dh / 2] or [B, Q, Dh / 2], for these tokens.
+        x: [B, Q, D] the tokens.
+        cos_sin: the cosines and sines for these tokens, [Q, Dh / 2] or [B, Q, Dh / 2]
+            each.
         visible: bool [B or 1, Q or 1, K], which keys each token sees; None for all.
-        first: [], where the keys and values of the first token are stored; the others
-            follow.
-        slots: keys (rotated) and values [B, heads, K, Dh] of a cache, one slot per
-            position.
+        first: [] the slot that stores the first token. The other tokens follow.
+        slots: the keys (rotated) and values of a cache, [B, heads, K, Dh] each, with
+            one slot per position.
         """
         norm = lambda name: RMSNorm(self.dtype, name=name)
         attention = Attention(self.heads, self.dtype, name="attention")

@@ -1,9 +1,9 @@
-"""The S-VAE of SphereAR: images [N, H, W, 3] <-> tokens [N, L, 16] on a sphere, one for
-each 16x16 patch.
+"""The S-VAE of SphereAR: images [N, H, W, 3] <-> tokens [N, L, 16] on a sphere, one
+token for each 16x16 patch.
 
-Convolutions and products run in `dtype`, normalisation and softmax in at least float32.
-Convolutions have no bias. Submodule names follow the PyTorch checkpoint with dots
-turned into underscores.
+Convolutions and products run in `dtype`. Normalisation and softmax run in at least
+float32. Convolutions have no bias. Submodules have the names of the PyTorch checkpoint,
+with underscores for dots.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from cspd_jax.networks.sphere_layers import Block, linear, rotary_2d
 Array = jax.Array
 _LEAST_NORM = 1e-12
 _SAME = 1e-6  # 1-norm of mu - e1 below which nothing is reflected
-_HEAD_DIM = 64  # of the transformers' attention
+_HEAD_DIM = 64  # the width of each head of the transformers' attention
 
 
 @dataclasses.dataclass(frozen=True)
 class SphereVAEConfig:
-    """The S-VAE. The defaults are those of the published one (75 M parameters, stride
-    16).
+    """The S-VAE. The defaults are the sizes of the published S-VAE (75 M parameters,
+    stride 16).
 
-    channels: of each level of resolution, the outermost first; the last is the
-        transformers' width.
-    encoder_depth, decoder_depth: transformer blocks.
-    latent_dim: numbers per token.
-    registers: tokens in front of the image's, of no place in it.
-    image_channels: channels of the images.
+    channels: the number of channels at each level of resolution, the outermost first.
+        The last number is the transformers' width.
+    encoder_depth, decoder_depth: the number of transformer blocks.
+    latent_dim: the number of values per token.
+    registers: the number of tokens in front of the image's tokens. They have no place
+        in the image.
+    image_channels: the number of channels of the images.
     """
 
     channels: tuple[int, ...] = (64, 64, 128, 256, 512)
@@ -49,7 +50,7 @@ class SphereVAEConfig:
 
     @property
     def width(self) -> int:
-        """Of the transformers."""
+        """The width of the transformers."""
         return self.channels[-1]
 
     @property
@@ -58,12 +59,12 @@ class SphereVAEConfig:
 
     @property
     def stride(self) -> int:
-        """Pixels along a side of a token."""
+        """The number of pixels along one side of a token."""
         return 2 ** (len(self.channels) - 1)
 
     @property
     def embed_dim(self) -> int:
-        """Channels of the latents, as KLConfig calls them."""
+        """The number of channels of the latents, under KLConfig's name."""
         return self.latent_dim
 
 
@@ -71,8 +72,8 @@ class Posterior(NamedTuple):
     """The power spherical distribution of each token, p(x) ~ (1 + mu . x)^kappa (De Cao
     and Aziz, 2020).
 
-    mu: [N, L, latent_dim], directions, on the unit sphere.
-    kappa: [N, L], concentrations, at least 1.
+    mu: [N, L, latent_dim] the directions, on the unit sphere.
+    kappa: [N, L] the concentrations, at least 1.
     """
 
     mu: Array
@@ -108,8 +109,8 @@ def _normalised(x: Array, name: str, dtype) -> Array:
 
 
 class Halve(nn.Module):
-    """[N, 2h, 2w, Cin] -> [N, h, w, features]: two normalised convolutions beside a
-    shortcut."""
+    """Maps [N, 2h, 2w, Cin] to [N, h, w, features] by two normalised convolutions
+    beside a shortcut."""
 
     features: int
     dtype: jnp.dtype = jnp.float32
@@ -126,8 +127,8 @@ class Halve(nn.Module):
 
 
 class Double(nn.Module):
-    """[N, h, w, Cin] -> [N, 2h, 2w, features]: the reverse of `Halve`, and two more
-    convolutions."""
+    """Maps [N, h, w, Cin] to [N, 2h, 2w, features]: the reverse of `Halve`, and two
+    more convolutions."""
 
     features: int
     dtype: jnp.dtype = jnp.float32
@@ -150,8 +151,12 @@ class Double(nn.Module):
 
 
 def _transformed(x: Array, registers: Array, depth: int, heads: int, dtype) -> Array:
-    """Maps [N, g, g, D] to [N, g^2, D] by blocks over the registers [R, D] and the
-    tokens."""
+    """Maps [N, g, g, D] to [N, g^2, D] by transformer blocks over the registers and the
+    tokens.
+
+    x: [N, g, g, D] the tokens of square grids.
+    registers: [R, D] the registers, which are dropped from the result.
+    """
     n, grid, _, width = x.shape
     first = jnp.broadcast_to(registers.astype(x.dtype), (n, *registers.shape))
     tokens = jnp.concatenate([first, x.reshape(n, grid * grid, width)], axis=1)
@@ -162,7 +167,7 @@ def _transformed(x: Array, registers: Array, depth: int, heads: int, dtype) -> A
 
 
 class Encoder(nn.Module):
-    """[N, H, W, image_channels] -> [N, L, width]."""
+    """Maps images [N, H, W, image_channels] to [N, L, width]."""
 
     config: SphereVAEConfig
     dtype: jnp.dtype = jnp.float32
@@ -182,7 +187,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """[N, L, width] -> [N, H, W, image_channels]."""
+    """Maps [N, L, width] to images [N, H, W, image_channels]."""
 
     config: SphereVAEConfig
     dtype: jnp.dtype = jnp.float32
@@ -208,6 +213,8 @@ class Decoder(nn.Module):
 
 
 class SphereVAE(nn.Module):
+    """The encoder, the decoder, and the projections between them."""
+
     config: SphereVAEConfig
     dtype: jnp.dtype = jnp.float32
 
@@ -221,8 +228,8 @@ class SphereVAE(nn.Module):
         self.post_quant_proj = linear(c.width, "post_quant_proj", self.dtype)
 
     def moments(self, images: Array) -> Array:
-        """Maps images [N, H, W, 3] in [-1, 1] to [N, L, latent_dim + 1]: mu and kappa,
-        unconstrained."""
+        """Maps images [N, H, W, 3] in [-1, 1] to the unconstrained mu and kappa, side
+        by side, [N, L, latent_dim + 1]."""
         return self.quant_proj(self.encoder(images.astype(self.dtype)))
 
     def decode(self, tokens: Array) -> Array:
@@ -234,7 +241,8 @@ class SphereVAE(nn.Module):
 
 
 def posterior(moments: Array) -> Posterior:
-    """Reads moments [N, L, latent_dim + 1] as a Posterior, in at least float32."""
+    """Returns the posterior that has these moments [N, L, latent_dim + 1], in at least
+    float32."""
     moments = at_least_float32(moments)
     mu = moments[..., :-1]
     kappa = jax.nn.softplus(moments[..., -1]) + 1
@@ -245,8 +253,8 @@ def posterior(moments: Array) -> Posterior:
 def encode(
     config: SphereVAEConfig, params, images: Array, dtype=jnp.float32
 ) -> Posterior:
-    """Maps images [N, S, S, 3] in [-1, 1] to the distribution of tokens; S is a
-    multiple of the stride."""
+    """Maps images [N, S, S, 3] in [-1, 1] to the distribution of their tokens. S must
+    be a multiple of the stride."""
     moments = nn.apply(SphereVAE.moments, SphereVAE(config, dtype))
     return posterior(moments({"params": params}, images))
 
@@ -257,11 +265,11 @@ def sample(
     key: Array | None = None,
     draws: tuple[Array, Array] | None = None,
 ) -> Array:
-    """Makes tokens [..., m] on the sphere of radius sqrt(m), of fresh draws (`key`) or
-    of those given.
+    """Draws tokens [..., m] on the sphere of radius sqrt(m), either with fresh draws
+    from `key` or with the given draws.
 
-    draws: [...], of Beta(kappa + (m - 1) / 2, (m - 1) / 2), and normal ones [..., m -
-        1], of which only the direction counts.
+    draws: draws [...] from Beta(kappa + (m - 1) / 2, (m - 1) / 2), and normal draws
+        [..., m - 1], which give a direction; their length does not matter.
     """
     mu, kappa = posterior
     beta = (mu.shape[-1] - 1) / 2
@@ -281,7 +289,7 @@ def sample(
 
 
 def _turn(y: Array, mu: Array) -> Array:
-    """Reflects y such that e1 lands on mu."""
+    """Reflects y. The reflection maps e1 to mu."""
     away = jnp.zeros_like(mu).at[..., 0].set(1) - mu
     same = jnp.sum(jnp.abs(away), axis=-1, keepdims=True) < _SAME
     length = jnp.linalg.norm(jnp.where(same, 1, away), axis=-1, keepdims=True)
@@ -290,14 +298,15 @@ def _turn(y: Array, mu: Array) -> Array:
 
 
 def decode(config: SphereVAEConfig, params, tokens: Array, dtype=jnp.float32) -> Array:
-    """Maps tokens [N, L, latent_dim] on the sphere of radius sqrt(latent_dim), of a
-    square grid, to images [N, S, S, 3] in about [-1, 1], at least float32."""
+    """Maps tokens [N, L, latent_dim] to images [N, S, S, 3] in about [-1, 1], in at
+    least float32. The tokens lie on the sphere of radius sqrt(latent_dim), and form a
+    square grid."""
     decoded = nn.apply(SphereVAE.decode, SphereVAE(config, dtype))
     return at_least_float32(decoded({"params": params}, tokens))
 
 
 def kl_divergence(posterior: Posterior) -> Array:
-    """Returns KL(posterior || uniform on the sphere) of each token, [N, L]."""
+    """Returns KL(posterior || uniform on the sphere) for each token, [N, L]."""
     kappa = posterior.kappa
     dim = posterior.mu.shape[-1]
     beta = (dim - 1) / 2

@@ -1,5 +1,5 @@
-"""What all image models are: a backbone that reads tokens and a head that denoises one,
-as pure functions."""
+"""The two parts of every image model, as pure functions: a backbone that reads tokens,
+and a head that denoises one token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ Array = jax.Array
 def fresh_params(
     backbone: nn.Module, read: Callable, head: nn.Module, config: Any, key: Array
 ) -> dict:
-    """Makes parameters {"backbone": ..., "head": ...}. read: a method that touches all
-    of the backbone."""
+    """Makes parameters {"backbone": ..., "head": ...}.
+
+    read: a method of the backbone that uses all of its parameters.
+    """
     backbone_key, head_key = jax.random.split(key)
     x = jnp.zeros((1, config.token_dim))
     z = jnp.zeros((1, config.context_width))
@@ -33,12 +35,13 @@ def fresh_params(
 
 @dataclasses.dataclass(frozen=True)
 class TwoPartModel:
-    """Parameters {"backbone": ..., "head": ...} in, arrays out; for what, see
-    `image.protocol.TokenModel`.
+    """An image model as pure functions of parameters {"backbone": ..., "head": ...}.
+    See `image.protocol.TokenModel` for the functions.
 
-    It is hashable and holds no arrays, so it is a static argument of jitted functions.
+    A model is hashable and holds no arrays, so that it can be a static argument of
+    jitted functions.
 
-    parts: (config, dtype) -> the backbone, and the head.
+    parts: two functions that map (config, dtype) to the backbone and to the head.
     """
 
     config: Any
@@ -73,8 +76,8 @@ class TwoPartModel:
     def context_of_all(
         self, full_forward, params, tokens, n_known, class_embedding, rows
     ) -> Array:
-        """Returns z of `rows` of a causal model, to which nothing after n_known is
-        known."""
+        """Returns z [B, Q, D] of the tokens at `rows` of a causal model. Tokens from
+        n_known on are replaced by zeros."""
         known = (jnp.arange(self.seq_len) < n_known[:, None])[:, :, None]
         tokens = jnp.where(known, tokens, 0)
         z = full_forward(

@@ -1,17 +1,17 @@
 """Exact speculative decoding of causal language models, for batches of rows that
 advance independently.
 
-`generate` continues prompts, plainly or with a drafter, and `stream` does so round by
-round. Both take (key, model, prompts, method, options):
+`generate` continues prompts, plainly or with a drafter. `stream` does the same, and
+yields the texts after each round. Both take (key, model, prompts, method, options):
 
     method = text.Speculation(draft, gamma=3)
     options = text.Options(max_new_tokens=64)
     tokens, info = text.generate(None, target, prompts, method, options)
 
-A drafter is any object with the functions and `entering` of `Drafter`. A round is made
-of pure functions that can be combined in other ways: `generation.prepare` makes the
-`Inputs` of `rounds`, `rounds.begin` the first state, and `draft_step`, `verify_step`
-and `commit` are the steps of `rounds.run_round`.
+A drafter is any object with the functions and the property `entering` of `Drafter`. A
+round consists of pure functions, which can be combined in other ways: `prepare` makes a
+job, whose `inputs` are the `Inputs` of `rounds`. `rounds.begin` makes the first state
+from them. `draft_step`, `verify_step` and `commit` are the steps of `rounds.run_round`.
 """
 
 from cspd_jax.language_models import LanguageModel, Prompts, pad_prompts

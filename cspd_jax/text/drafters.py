@@ -1,6 +1,7 @@
-"""What proposes tokens for the target to verify: a smaller model, or copies from the
-text itself; heads are in `states`, trees in `trees`. A drafter of your own is hashable
-and a subclass of `Drafter`, or like one."""
+"""Drafters, which propose tokens for the target to verify. Here are drafters that use a
+smaller model or copy from the text itself. The module `states` has drafters that use a
+head, and `trees` has drafters of trees. Your own drafter is a hashable object with the
+functions of `Drafter`, and may be a subclass."""
 
 from __future__ import annotations
 
@@ -20,22 +21,25 @@ Array = jax.Array
 
 
 class DraftRequest(NamedTuple):
-    """What a drafter is asked for.
+    """What a drafter gets in a round.
 
     tokens: [B, max_len] the texts; positions from `length` on are not filled yet.
-    length: [B] tokens so far; the drafts continue from there.
-    count: [B] how many drafts are wanted at most; 0 for rows that need none.
-    keys: [B] to be folded with a draft's position for its noise; None when greedy.
-    sampling: how to draw.
-    stop_ids: [S] nothing needs to be drafted after one of these.
-    confidence: [] nothing more is drafted where the drafter gives no token as much as
-        this; None is the drafter's own way.
-    max_gamma: static bound G on count.
-    num_ids: static size of the target's distributions.
-    needs_log_q: static; whether the rule uses the distributions that the drafts were
-        drawn from.
-    states: [B, max_len, S D] what entered layers of the target at each token but the
-        last; None unless the drafter reads them.
+    length: [B] the number of tokens so far, which is the position of the first draft.
+    count: [B] the largest number of drafts that is wanted; 0 for rows that need none.
+    keys: [B] one key per row. A drafter folds it with the position of a draft, and
+        draws the draft with the result. None when greedy.
+    sampling: how drafts are drawn.
+    stop_ids: [S] the ids that end a text. Nothing needs to be drafted after them.
+    confidence: a probability, one for all rows or one per row. A row drafts nothing
+        more where the drafter gives no token this probability. With None the drafter
+        uses its own.
+    max_gamma: the bound G on count (static).
+    num_ids: the number of ids in the target's distributions (static).
+    needs_log_q: whether the rule reads the distributions from which the drafts were
+        drawn (static).
+    states: [B, K, S D] the hidden states that entered the layers `Drafter.entering` of
+        the target, at each token but the last. K is at least max_len. None if the
+        drafter reads no layers.
     """
 
     tokens: Array
@@ -54,18 +58,18 @@ class DraftRequest(NamedTuple):
 class Drafts(NamedTuple):
     """What a drafter proposes.
 
-    tokens: [B, G] of which the first `count` are drafts.
-    count: [B] drafts of each row.
-    log_q: [B, G, num_ids] the distribution that each was drawn from, given those before
-        it. None means that each is certain given those before it, or that the
-        distributions were not needed.
-    passes: [] passes of the drafting network, one after the other.
-    rows: [] tokens in those passes.
+    tokens: [B, G] the drafts of each row, in its first `count` places.
+    count: [B] the number of drafts of each row.
+    log_q: [B, G, num_ids] the log probabilities with which each draft was drawn, given
+        the drafts before it. None means that each draft is certain given the drafts
+        before it, or that the rule does not read the distributions.
+    passes: [] the number of passes of the drafting network, made one after the other.
+    rows: [] the number of tokens in these passes.
 
-    Whether a row stops drafting may depend on the drafts so far, and on the
-    distribution that the next one would be drawn from. Every token that was drawn must
-    be handed over, though: holding one back because of what it is would bias the
-    output.
+    Whether a row stops drafting may depend on its drafts so far, and on the
+    distribution from which the next draft would be drawn. But every token that was
+    drawn must be returned: a drafter that holds a token back because of its value
+    biases the output.
     """
 
     tokens: Array
@@ -76,35 +80,37 @@ class Drafts(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Pure functions of explicit parameters and of a state, which may be any
+    """A drafter: pure functions of explicit parameters and of a state, which may be any
     pytree."""
 
     @property
     def entering(self) -> tuple[int, ...]:
-        """The layers of the target whose states it reads: those that enter them."""
+        """The layers of the target whose inputs, the hidden states, the drafter
+        reads."""
         return ()
 
     def begin(
         self, params: ArrayTree, prompts: Prompts, max_len: int, states: Array | None
     ) -> ArrayTree:
-        """Returns the state before the first round, for texts of up to max_len tokens.
+        """Returns the drafter's state before the first round, for texts of up to
+        max_len tokens.
 
-        states: [B, max_len, S D] the target's, at the prompts' tokens but their last;
-            None if the drafter reads none.
+        states: [B, K, S D] the target's hidden states at each token of the prompts but
+            the last; None if the drafter reads no layers.
         """
 
     def draft(
         self, params: ArrayTree, state: ArrayTree, request: DraftRequest
     ) -> tuple[Drafts, ArrayTree]:
-        """Returns drafts and the next state. A row's drafts must depend on that row
-        alone."""
+        """Returns drafts and the drafter's next state. The drafts of a row must depend
+        on this row alone."""
 
 
 class Drafting(NamedTuple):
     """A drafter together with its parameters.
 
-    drafter: a `Drafter`; hashable.
-    params: any pytree, handed to both of its functions.
+    drafter: a `Drafter`, which is hashable.
+    params: a pytree, which both functions of the drafter get.
     """
 
     drafter: Drafter
@@ -115,7 +121,7 @@ DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `Speculation
 
 
 def resolve_drafter(drafter: DrafterLike) -> Drafting:
-    """Returns a drafter with its parameters: a model or a pair (network, params)
+    """Returns a drafter with its parameters. A model, or a pair (network, params),
     becomes a `ModelDrafter`."""
     if drafter is None:
         raise UserError("nothing drafts; give a draft, or Plain() as the method")
@@ -124,7 +130,7 @@ def resolve_drafter(drafter: DrafterLike) -> Drafting:
     if not isinstance(drafter, Drafting):
         network, params = bound(cast(Model, drafter))
         drafter = Drafting(ModelDrafter(network), params)
-    # The network of a drafter that draws from a model.
+    # A drafter that draws from a language model holds it as `network`.
     network = getattr(drafter.drafter, "network", None)
     if network is not None and not network.config.causal:
         raise UserError(
@@ -134,7 +140,8 @@ def resolve_drafter(drafter: DrafterLike) -> Drafting:
 
 
 def no_drafts(batch: int, room: int = 0) -> Drafts:
-    """Returns no drafts at all, as in plain decoding, in place of up to `room`."""
+    """Returns arrays with room for `room` drafts and no drafts in them, as in plain
+    decoding."""
     zero = jnp.int32(0)
     return Drafts(
         jnp.zeros((batch, room), jnp.int32),
@@ -146,7 +153,10 @@ def no_drafts(batch: int, room: int = 0) -> Drafts:
 
 
 def is_any_of(tokens: Array, ids: Array) -> Array:
-    """Returns whether each of the tokens [...] is one of `ids` [S]."""
+    """Returns whether each of the tokens [...] is one of the ids, bool [...].
+
+    ids: [S] the ids.
+    """
     return jnp.any(tokens[..., None] == ids, axis=-1)
 
 
@@ -157,18 +167,18 @@ def read_prompts(
     max_len: int,
     entering: tuple[int, ...] = (),
 ) -> tuple[ArrayTree, Array | None]:
-    """Has a network read all but the last token of each prompt, and returns its cache,
-    and the states [B, max_len, S D] that entered the layers asked for at these tokens;
-    None if none were."""
+    """Reads all but the last token of each prompt with a network. Returns the network's
+    cache and the hidden states [B, max_len, S D] that entered the layers `entering` at
+    these tokens. Without layers the states are None."""
     batch, longest = prompts.tokens.shape
     cache = network.empty_cache(batch, max_len)
     if longest == 1 and not entering:
         return cache, None
-    # Of an only token the states' width alone is read.
+    # The only token of prompts of length 1 is read as padding, for the states' width.
     tokens = prompts.tokens[:, : max(longest - 1, 1)]
     steps = jnp.arange(tokens.shape[1])
     positions = jnp.where(steps < prompts.lengths[:, None] - 1, steps, max_len)
-    # No logits are read here, so only one per row is asked for.
+    # Nothing reads the logits, so the pass computes them for one token per row.
     unused = jnp.zeros((batch, 1), jnp.int32)
     _, cache, states = network.apply(
         params, tokens, positions, cache, rows=unused, entering=entering
@@ -181,8 +191,12 @@ def read_prompts(
 def read_last_two(
     network: LanguageModel, params: ArrayTree, cache: ArrayTree, request: DraftRequest
 ) -> Pass:
-    """Reads logits [B, 1, V] of the network after the text, whose last two tokens its
-    cache may lack."""
+    """Reads the last two tokens of each text, which the network's cache may lack. The
+    pass has the logits [B, 1, V] after the text.
+
+    A text of 5 tokens is read at the positions 3 and 4. A text of 1 token is read at
+    the positions -1, which is padding, and 0.
+    """
     last_two = request.length[:, None] + jnp.arange(-2, 0)
     tokens = jnp.take_along_axis(request.tokens, jnp.maximum(last_two, 0), axis=1)
     second = jnp.ones((len(tokens), 1), jnp.int32)
@@ -192,17 +206,17 @@ def read_last_two(
 
 
 def known_to(network: LanguageModel, tokens: Array) -> Array:
-    """Returns tokens that a network can read; an id beyond its vocabulary is replaced
-    by its last one."""
+    """Returns tokens that a network can read. An id beyond its vocabulary is replaced
+    by the last id of the vocabulary."""
     return jnp.minimum(tokens, network.config.vocab_size - 1)
 
 
 class _Progress(NamedTuple):
     """The carry of the drafting loop.
 
-    step: [] drafts made so far.
-    tokens, count, log_q: as in `Drafts`.
-    state: of the draft network.
+    step: [] the number of drafts so far.
+    tokens, count, log_q: the same as in `Drafts`.
+    state: the state of the drafting network.
     """
 
     step: Array
@@ -212,8 +226,9 @@ class _Progress(NamedTuple):
     state: ArrayTree
 
 
-# From the network's state, the newest draft [B] and its position [B] (max_len in rows
-# that want no more) to logits [B, V] of the next one and the network's next state.
+# A function that maps the network's state, the newest draft [B] and its position [B]
+# (max_len in rows that want no more drafts) to the logits [B, V] of the next draft and
+# the network's next state.
 Continue: TypeAlias = "Callable[[ArrayTree, Array, Array], tuple[Array, ArrayTree]]"
 
 
@@ -224,11 +239,15 @@ def one_by_one(
     further: Continue,
     ids: Array | int,
 ) -> tuple[Drafts, ArrayTree]:
-    """Draws drafts in turn, the first from logits [B, V], until every row has as many
-    as it wants; and the network's state after that.
+    """Draws drafts one after the other, until every row has as many as it wants.
+    Returns the drafts and the network's last state.
 
-    ids: which of the target's ids each of the V is; or how many of them are real, if
-        they are its first ones.
+    logits: [B, V] the logits of the first draft.
+    state: the state of the network after it computed these logits.
+    further: computes the logits of every further draft.
+    ids: [V] the target's id of each of the network's ids. If the network has the
+        target's ids in order, it is an int instead, the number of ids that are not
+        padding.
     """
     batch, max_len = request.tokens.shape
     log_q = None
@@ -261,17 +280,27 @@ def one_by_one(
 def among_known(
     logits: Array, ids: Array | int, num_ids: int
 ) -> tuple[Array, Array | None]:
-    """Returns logits [..., V] without the ids that pad the target's vocabulary, and
-    which of the target's ids they are of [V]; None where they are of its first ones.
-    ids: see `one_by_one`."""
+    """Takes the ids that only pad the target's vocabulary out of logits [..., V].
+    Returns the logits, and the target's id of each logit [V]. The ids are None if the
+    logits belong to the target's ids in order, [..., num_ids].
+
+    ids: the same as in `one_by_one`.
+    """
     if isinstance(ids, int):
         return fit_vocabulary(logits, ids, num_ids), None
     return jnp.where(ids < num_ids, logits, -jnp.inf), jnp.minimum(ids, num_ids - 1)
 
 
 def spread(log_q: Array, own: Array | None, num_ids: int) -> Array:
-    """Returns log_q [..., V] over the target's ids [..., num_ids]. own: what
-    `among_known` returns."""
+    """Returns log_q [..., V] over the target's ids, [..., num_ids]. Ids of the target
+    that have no entry get -inf.
+
+    own: [V] the target's id of each entry; None if they are in order. `among_known`
+        returns it.
+
+    For example, with num_ids = 4, log_q = [a, b] and own = [3, 0] give
+    [b, -inf, -inf, a].
+    """
     if own is None:
         return log_q
     return (
@@ -284,7 +313,10 @@ def spread(log_q: Array, own: Array | None, num_ids: int) -> Array:
 def _add_draft(
     request: DraftRequest, progress: _Progress, logits: Array, ids: Array | int
 ) -> _Progress:
-    """Adds a draft to every row that still wants one, from logits [B, V]."""
+    """Adds a draft to every row that still wants one.
+
+    logits: [B, V] the logits of the draft.
+    """
     logits, own = among_known(logits, ids, request.num_ids)
     log_q = progress.log_q
     if request.sampling.greedy:
@@ -301,7 +333,8 @@ def _add_draft(
             log_q = log_q.at[:, progress.step].set(spread(log_p, own, request.num_ids))
     chosen = drawn if own is None else own[drawn]
     count = progress.count
-    # Asked of the distribution, not of what was drawn from it.
+    # The test reads the distribution alone: a test of the drawn token would bias the
+    # output.
     if request.confidence is not None:
         unsure = jnp.max(jax.nn.softmax(log_p, axis=-1), axis=-1) < request.confidence
         count = jnp.where(unsure, jnp.minimum(count, progress.step), count)
@@ -315,15 +348,17 @@ def _add_draft(
 
 @dataclasses.dataclass(frozen=True)
 class ModelDrafter(Drafter):
-    """Drafts token by token from another language model with the target's ids, with a
-    cache of its own.
+    """Drafts token by token with another language model, which has a cache of its own.
 
-    The model may be smaller, quantised or distilled, and its vocabulary may be padded
-    differently.
+    The model has the target's ids. It may be smaller, quantised or distilled, and its
+    vocabulary may be padded differently.
 
-    Between rounds its cache lacks the last one or two tokens of the row: two if all
-    drafts were accepted, because the last draft was never fed. The first pass of a
-    round therefore always feeds the last two.
+    Between rounds the cache lacks the last one or two tokens of a row. It lacks two
+    tokens if all drafts were accepted, because the model did not read the last draft.
+    The first pass of a round therefore always reads the last two tokens.
+
+    For example, the text is a b, and the drafts c d are accepted and followed by e. The
+    model has read a b c. The next round begins by reading d e.
     """
 
     network: LanguageModel
@@ -355,15 +390,19 @@ class ModelDrafter(Drafter):
 
 @dataclasses.dataclass(frozen=True)
 class PromptLookup(Drafter):
-    """Copies what followed the last time the text read as it does now.
+    """Copies the tokens that followed the last time the text read as it does now.
 
-    It looks for the last `longest` tokens earlier in the text, then for fewer, down to
-    `shortest`, and takes the most recent of several matches. A copy that reaches the
-    end of the text continues with itself. A match of n tokens is continued by at most
-    2^n - 1: the longer it is, the longer it tends to go on.
+    The drafter looks for the last `longest` tokens earlier in the text, then for fewer
+    tokens, down to `shortest`. If there are several matches, it takes the most recent
+    one. A copy that reaches the end of the text continues with itself. A match of n
+    tokens gives at most 2^n - 1 drafts, because a longer match tends to go on for
+    longer.
 
-    It has neither parameters nor state, and its drafts are certain. A row without a
-    match gets no drafts.
+    For example, the text 1 2 3 1 2 ends in 1 2, which it also began with. The match has
+    2 tokens, so there are up to 3 drafts: 3 1 2.
+
+    The drafter has neither parameters nor a state, and its drafts are certain. A row
+    without a match gets no drafts.
     """
 
     longest: int = 4
@@ -385,15 +424,15 @@ class PromptLookup(Drafter):
         )
         index = jnp.minimum(index, request.tokens.shape[1] - 1)
         tokens = jnp.take_along_axis(request.tokens, index, axis=1)
-        most = 2 ** jnp.minimum(matched, 30) - 1  # of 31 on it is no int32
+        most = 2 ** jnp.minimum(matched, 30) - 1  # 2^31 overflows int32
         count = jnp.where(period > 0, jnp.minimum(most, request.count), 0)
         zero = jnp.int32(0)
         return Drafts(tokens, count, None, zero, zero), None
 
     def _continuation(self, tokens: Array, length: Array) -> tuple[Array, Array]:
-        """Returns the position [B] after the best match, or `length` [B], and how many
-        tokens matched [B]."""
-        # Candidate positions of a match's last token.
+        """Returns the position [B] after the best match, or `length` [B] without a
+        match, and the number of tokens that matched [B]."""
+        # The positions that the last token of a match may have.
         ends = jnp.arange(tokens.shape[1])
         run = ends < length[:, None] - 1
         matched = jnp.zeros(tokens.shape, jnp.int32)

@@ -1,4 +1,4 @@
-"""Text from a causal language model."""
+"""Generates texts with a causal language model."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ Array = jax.Array
 
 
 class Trace(NamedTuple):
-    """What texts report in addition to what all families do.
+    """What a generation of texts reports in addition to the fields of `Info`.
 
-    lengths: [B] tokens of each row, prompt included.
+    lengths: [B] the number of tokens of each row, prompt included.
     marks: [B, max_len] int8, where each token came from: NONE, PLAIN, ACCEPTED,
         CORRECTED or BONUS.
     stopped: [B] whether the row ended with a stop id, which is kept, or with the token
         -1.
-    drafted: [B] drafts made, tested or not.
+    drafted: [B] the number of drafts that were made, tested or not.
     """
 
     lengths: Array
@@ -68,21 +68,26 @@ def generate(
 ) -> Generated:
     """Continues the prompts, and returns (tokens [B, max_len], info).
 
-    A row depends on its own prompt, key and numbers, never on its neighbours. Changing
-    numbers does not recompile. The function can be called inside your own jitted
-    function. A row whose logits are NaN ends there, with the token -1.
+    A row depends on its own prompt, key and numbers, never on the other rows. Calls
+    with other numbers do not recompile. The function can be called inside a jitted
+    function. A row whose logits are NaN ends at that place, with the token -1.
+
+    For example, the prompts [[5, 6], [7]] and 3 new tokens give max_len = 5 and the
+    rows
+
+        5 6 a b c
+        7 d e f 0
 
     Args:
-      key: one key, from which each row derives its own, or one key per row [B]. None is
-          enough when greedy.
-      model: a loaded model, or a pair (network, params); the pair may have traced
-          parameters.
-      prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`, which
-          may be traced.
+      key: one key, from which each row derives its own key, or one key per row [B]. In
+        greedy decoding it may be None.
+      model: a loaded model, or a pair (network, params) whose parameters may be traced.
+      prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`, whose
+        arrays may be traced.
       method: `Plain()`, `Speculation(draft)` or `Tree(draft)`.
       options: see `Options`.
-      progress: show a bar, for which each round is a jitted call of its own; not on a
-          mesh, nor in `jit`.
+      progress: whether to show a bar. Each round is then a jitted call of its own. A
+        mesh or an outer `jit` shows no bar.
     """
     texts = prepare(key, model, prompts, method, options)
     mesh = common_mesh(model, getattr(method, "draft", None))
@@ -99,28 +104,29 @@ def stream(
     method: Method = Plain(),
     options: Options = Options(),
 ) -> Iterator[Generated]:
-    """Yields (tokens, info) after each round; the last one is what `generate` returns.
-    Same arguments."""
+    """Continues the prompts, and yields (tokens, info) after each round. The last pair
+    is what `generate` returns for the same arguments."""
     return prepare(key, model, prompts, method, options).stream()
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Prompts that are continued: `Rows` and an `Algorithm` of the shell."""
+    """The job that continues prompts. It implements `Rows` and `Algorithm` of
+    `shell`."""
 
     inputs: Inputs
     in_place: ClassVar[str] = "cache"
 
     @property
     def wanted(self) -> int:
-        """Counts the tokens that all rows may get."""
+        """The number of tokens that all rows together may get."""
         room = self.inputs.limit - self.inputs.prompts.lengths
         return int(jnp.sum(jnp.maximum(room, 0)))
 
     def begin(self) -> TextState:
-        """Returns the state before the first round, whose cache has room for a tree if
-        there is one."""
+        """Returns the state before the first round. If the drafts form a tree, the
+        cache has room for the tree."""
         tree = tree_of(self.inputs.drafter)
         return rounds.begin(self.inputs, spare=0 if tree is None else tree.drafts)
 
@@ -170,8 +176,8 @@ def prepare(
     method: Method = Plain(),
     options: Options = Options(),
 ) -> Texts:
-    """Checks the arguments of `generate` where their values are known, and returns what
-    continues them."""
+    """Checks the arguments of `generate`, as far as they are not traced, and returns
+    the job that continues the prompts."""
     check_method(method, (Plain, Speculation, Tree))
     check_options(options, Options)
     target, params = bound(model)
@@ -189,7 +195,7 @@ def prepare(
         else options.max_len
     )
     keys, sampling = _sampling(key, batch, options)
-    # A round never drafts more than there is room for.
+    # A round never drafts more tokens than a row has room for.
     room = max_len
     if new is not None and getattr(method, "max_gamma", None) is None:
         room = int(np.max(new))
@@ -231,8 +237,8 @@ def prepare(
 def _sampling(
     key: Array | None, batch: int, options: Options
 ) -> tuple[Array | None, Sampling]:
-    """Returns the keys of the rows [B], and how tokens are drawn; without keys if
-    greedy."""
+    """Returns the keys of the rows [B] and how tokens are drawn. The keys are None if
+    decoding is greedy."""
     temperature = 0.0 if options.temperature is None else concrete(options.temperature)
     if temperature is not None and np.all(temperature == 0):
         return None, Sampling()
@@ -245,12 +251,13 @@ def _sampling(
 
 
 class Way(NamedTuple):
-    """A method whose draft has become a drafter.
+    """A method in the form that the rounds need, with its draft as a drafter.
 
-    drafter, params: None where nothing is drafted.
-    rule: "match" where all rules are the same.
-    gamma: drafts wanted per round, at most max_gamma.
-    draft_cost, confidence: as of `Speculation`.
+    drafter, params: the drafter and its parameters; None if nothing is drafted.
+    rule: the name of the rule; "match" if all rules have the same result.
+    gamma: the number of drafts per round that is wanted.
+    max_gamma: the largest number of drafts that a round makes.
+    draft_cost, confidence: the same as in `Speculation`.
     """
 
     drafter: Drafter | None = None
@@ -263,7 +270,11 @@ class Way(NamedTuple):
 
 
 def settle(method: Method, room: int, greedy: bool) -> Way:
-    """Settles how texts with room for this many tokens are continued."""
+    """Returns how a method continues texts.
+
+    room: the number of tokens that a text has room for.
+    greedy: whether decoding is greedy, so that all rules have the same result.
+    """
     if isinstance(method, Plain):
         return Way()
     drafter, params = method.drafting()
@@ -290,7 +301,7 @@ def _reals(value: ArrayLike | None) -> Array | None:
 
 
 def _claim(inputs: Inputs) -> Exactness:
-    """Returns whether the text has the distribution of plain decoding, and why."""
+    """Returns whether the texts have the distribution of plain decoding, and why."""
     if inputs.drafter is None:
         return Exactness(True, "plain decoding is the reference itself")
     if inputs.sampling.greedy:

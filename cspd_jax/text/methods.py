@@ -1,5 +1,5 @@
-"""Ways to continue texts, as objects. All of them have one distribution, that of
-`Plain()`."""
+"""The methods that continue texts. The texts of every method have the same distribution
+as the texts of `Plain()`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _UNREPORTED = {"report": ""}
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """One token after the other: the reference."""
+    """Plain decoding, one token after the other. It is the reference for the other
+    methods."""
 
     name: ClassVar[str] = "plain"
 
@@ -37,14 +38,14 @@ class Plain:
 @documented
 @dataclasses.dataclass(frozen=True, eq=False)
 class Speculation:
-    """A few tokens are drafted, and verified in one pass of the target.
+    """A few tokens are drafted, and one pass of the target verifies them.
 
-    Neither draft_cost nor confidence changes the distribution of the output, and no
-    rule does. Numbers may be traced; gamma may be one number for each row [B]. The rule
-    and max_gamma are static.
+    draft_cost, confidence and rule do not change the distribution of the output.
+    Numbers may be traced, and gamma may be one number per row [B]. rule and max_gamma
+    are static.
 
-    draft: another model, `PromptLookup()`, or any `Drafter`; `Drafting(drafter,
-        params)` for one that has parameters.
+    draft: another model, `PromptLookup()`, or any other `Drafter`. A drafter that has
+        parameters is given as `Drafting(drafter, params)`.
     """
 
     draft: DrafterLike = dataclasses.field(metadata=_UNREPORTED)
@@ -93,8 +94,12 @@ class Speculation:
 @documented
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
-    """Candidates for the next token, and for those after each, are verified in one pass
-    of the target.
+    """The drafts form a tree: several candidates for the next token, several for the
+    token after each candidate, and so on. One pass of the target verifies the whole
+    tree.
+
+    With the widths (3, 2, 1) there are 3 candidates for the next token, 2 after each of
+    them, and 1 after each of these 6: 15 drafts in all.
 
     draft: another model, or a head as `draft_from_states` returns it.
     """

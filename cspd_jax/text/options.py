@@ -1,5 +1,5 @@
-"""The options of a continuation: a field of `Options` alone has the name, the default
-and the meaning."""
+"""The options of text generation. The fields of `Options` are the only place that holds
+an option's name, default and meaning."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Array = jax.Array
 @documented
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How prompts are continued, whatever the method.
+    """How prompts are continued, by any method.
 
-    Numbers may be traced, and unless it says otherwise they are one number or one for
-    each row [B]; changing them compiles nothing. max_len is static, as is whether an
-    option is None.
+    Numbers may be traced, and changing a number does not recompile. Each is one number
+    for all rows, or one number per row [B], unless its own line says otherwise. max_len
+    and exact_bits are static, and so is whether an option is None.
     """
 
     max_new_tokens: Array | int = option(

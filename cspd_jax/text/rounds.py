@@ -1,10 +1,16 @@
-"""Rounds of drafting and verifying, with every row at its own place, until all rows are
-complete.
+"""Rounds of drafting and verifying. Each row advances at its own pace, until all rows
+are complete.
 
-In a round a drafter proposes up to gamma tokens, one pass of the target over the last
-token and the drafts gives its distribution after 0, 1, ... drafts, and a rule decides
-how many drafts stay and which token follows them. Without a drafter this is plain
-decoding, one token per pass.
+In a round the drafter proposes up to gamma tokens. One pass of the target over the last
+token and the drafts gives the target's distribution after 0, 1, ... drafts. A rule
+decides how many drafts are accepted and which token follows them. Without a drafter
+this is plain decoding, one token per pass.
+
+For example, a row has the text 7 8 (its length is 2) and gets the drafts 4 5 6:
+
+    target pass     tokens 8 4 5 6 at positions 1 2 3 4
+    verdict         tau = 1, token = 9: 4 is accepted, and 9 replaces 5
+    next state      text 7 8 4 9, marks NONE NONE ACCEPTED CORRECTED
 """
 
 from __future__ import annotations
@@ -42,42 +48,46 @@ from cspd_jax.text.rules import RULES, Verdict, agree
 
 Array = jax.Array
 
-# Where a token came from, as in `Trace.marks`: nowhere (the prompt, or after the end),
-# plain decoding, an accepted draft, the token in place of a rejected draft, the token
-# after a draft that was accepted whole.
+# The marks of tokens, see `Trace.marks`. NONE: a token of the prompt, or a place after
+# the end. PLAIN: a token from a round without drafts. ACCEPTED: an accepted draft.
+# CORRECTED: the token that replaces a rejected draft. BONUS: the token after the drafts
+# of a round if all of them were accepted.
 NONE, PLAIN, ACCEPTED, CORRECTED, BONUS = range(5)
 
-# The acceptance that a row starts from, before it has tests of its own: this many
-# accepted of this many.
+# Every row counts these drafts in addition to its own: 4 accepted drafts of 5 tested
+# ones. So its acceptance is 4/5 before its first test.
 _PRIOR_ACCEPTED = 4.0
 _PRIOR_TESTED = 5.0
-# Of a packed pass; fewer take as long on a CPU, eight a fifth longer.
+# The fewest tokens of a packed pass. On a CPU fewer tokens take as long as four, and
+# eight tokens take a fifth longer.
 _FEWEST_TOKENS = 4
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What stays the same during a generation of B rows.
+    """The data that stay the same while B rows are generated.
 
-    target: the network (static).
-    drafter: None is plain decoding (static).
-    rule: one of `RULES`, for trees "tree" (static). "match" where all rules are the
-        same: when greedy, and without a drafter, where it is the plain sampler.
-    max_gamma: bound G on the drafts of a round (static).
-    max_len: tokens that a row has room for (static).
-    exact_bits: every pass reads G + 1 tokens of each row (static).
-    params: of the target.
-    drafter_params: of the drafter.
-    prompts: what the rows begin with.
-    keys: [B] one per row; None when greedy.
+    target: the target network (static).
+    drafter: the drafter (static); None for plain decoding.
+    rule: the name of a rule in `RULES`, or "tree" for trees (static). It is "match" in
+        greedy decoding, where all rules have the same result, and without a drafter,
+        where "match" is the plain sampler.
+    max_gamma: the bound G on the number of drafts in a round (static).
+    max_len: the number of tokens that a row has room for (static).
+    exact_bits: whether every pass reads G + 1 tokens of each row (static).
+    params: the parameters of the target.
+    drafter_params: the parameters of the drafter.
+    prompts: the prompts with which the rows begin.
+    keys: [B] one key per row; None when greedy.
     limit: [B] the length at which a row ends.
-    stop_ids: [S] a row also ends with one of these.
-    sampling: how tokens are drawn; arrays.
-    gamma: [B] drafts wanted per round, at most G.
-    draft_cost: [] time of a draft as a share of a target pass. If given, each row
-        drafts as many of its gamma as pay off at its own acceptance so far.
-    confidence: see `DraftRequest`.
+    stop_ids: [S] the ids that end a row.
+    sampling: how tokens are drawn; its numbers are arrays.
+    gamma: [B] the number of drafts per round that is wanted, at most G.
+    draft_cost: [] the time of a draft as a share of the time of a target pass. If it is
+        given, each row drafts as many tokens, up to its gamma, as pay off at its
+        acceptance so far.
+    confidence: the same as in `DraftRequest`.
     """
 
     target: LanguageModel = dataclasses.field(metadata={"static": True})
@@ -99,31 +109,33 @@ class Inputs:
 
     @property
     def entering(self) -> tuple[int, ...]:
-        """The layers of the target whose states the drafter reads."""
+        """The layers of the target whose inputs, the hidden states, the drafter
+        reads."""
         return () if self.drafter is None else self.drafter.entering
 
     @property
     def num_ids(self) -> int:
-        """The size of the distributions; ids from here on are padding of the
+        """The number of ids in a distribution. Ids from this number on only pad the
         vocabulary."""
         return self.target.config.known_ids
 
 
 class TextState(NamedTuple):
-    """What the rounds carry.
+    """The state that a round reads and returns.
 
-    tokens: [B, max_len] final tokens, then zeros.
-    length: [B] final tokens of each row.
+    tokens: [B, max_len] the final tokens of each row, then zeros.
+    length: [B] the number of final tokens of each row.
     marks: [B, max_len] int8, where each token came from.
-    stopped: [B] whether the row ended with a stop id, or with `NO_TOKEN`.
+    stopped: [B] whether the row ended with a stop id or with `NO_TOKEN`.
     done: [B] whether the row is complete.
-    cache: of the target, with all final tokens but the last.
-    states: [B, max_len, S D] what entered the layers `entering` at these tokens; None
-        without such layers.
-    drafter_state: whatever the drafter carries.
-    drafted: [B] drafts made, tested or not.
-    counts: what happened in all rounds so far. Calls are of the target and the draft,
-        without those that read the prompts; rows are tokens and all padding.
+    cache: the target's cache. It holds all final tokens but the last.
+    states: [B, K, S D] the hidden states that entered the S layers `Inputs.entering` at
+        the cached tokens, side by side. K is max_len plus the `spare` of `begin`. None
+        if the drafter reads no layers.
+    drafter_state: the state of the drafter.
+    drafted: [B] the number of drafts that were made, tested or not.
+    counts: what happened in all rounds so far. The passes that read the prompts are not
+        counted as calls. The rows of a call are tokens, padding included.
     """
 
     tokens: Array
@@ -139,8 +151,10 @@ class TextState(NamedTuple):
 
 
 def begin(inputs: Inputs, spare: int = 0) -> TextState:
-    """Returns the state before the first round, when the prompts have been read. The
-    target's cache has `spare` slots more than a row has tokens."""
+    """Reads the prompts, and returns the state before the first round.
+
+    spare: the number of slots that the target's cache has in addition to max_len.
+    """
     prompts = inputs.prompts
     max_len = inputs.max_len
     batch, longest = prompts.tokens.shape
@@ -169,7 +183,7 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
 
 
 def nothing(inputs: Inputs) -> Counts:
-    """Returns what happened in no rounds."""
+    """Returns the counts before the first round, which are all 0."""
     batch = len(inputs.limit)
     by_row = jnp.zeros(batch, jnp.int32)
     zero = jnp.int32(0)
@@ -179,7 +193,7 @@ def nothing(inputs: Inputs) -> Counts:
 
 
 def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
-    """Takes one round, and returns what happened in it."""
+    """Makes one round. Returns the next state and what happened in the round."""
     drafts, drafter_state = draft_step(inputs, state)
     verdict, cache, states = verify_step(inputs, state, drafts)
     next_state, happened = commit(inputs, state, drafts, verdict)
@@ -189,7 +203,7 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
 
 
 def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
-    """Returns the drafts of a round, and the drafter's next state."""
+    """Makes the drafts of a round. Returns the drafts and the drafter's next state."""
     if inputs.drafter is None:
         return no_drafts(len(state.length), inputs.max_gamma), state.drafter_state
     request = draft_request(inputs, state, draft_lengths(inputs, state))
@@ -199,16 +213,16 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
 def draft_request(
     inputs: Inputs, state: TextState, wanted: Array | int
 ) -> DraftRequest:
-    """Returns what a drafter is asked for: `wanted` drafts, [] or [B], in rows that
-    have room for as many."""
+    """Returns the request for `wanted` drafts, [] or [B]. A row that has room for fewer
+    drafts requests fewer."""
     if inputs.keys is None:  # greedy
         keys = None
-    # With the target's own noise, a draft more often is the target's token.
+    # A draft that is drawn with the target's own noise more often equals its token.
     elif inputs.rule == "match":
         keys = purpose_keys(inputs.keys, Purpose.TOKEN)
     else:
         keys = round_keys(inputs.keys, Purpose.DRAFT, state.length)
-    # A round adds one token more than it accepts drafts.
+    # A round adds the accepted drafts and one more token.
     room = inputs.limit - state.length - 1
     return DraftRequest(
         tokens=state.tokens,
@@ -226,8 +240,8 @@ def draft_request(
 
 
 def draft_lengths(inputs: Inputs, state: TextState) -> Array:
-    """Returns how many tokens each row drafts, decided by what happened in earlier
-    rounds alone: [B]."""
+    """Returns the number of tokens that each row drafts, [B]. It depends on earlier
+    rounds alone."""
     if inputs.draft_cost is None:
         return inputs.gamma
     accepted, tested = (
@@ -242,8 +256,8 @@ def draft_lengths(inputs: Inputs, state: TextState) -> Array:
 def verify_step(
     inputs: Inputs, state: TextState, drafts: Drafts
 ) -> tuple[Verdict, ArrayTree, Array | None]:
-    """Makes one target pass over the last token and the drafts of each row, and returns
-    the rule's verdict, the cache, and the states."""
+    """Makes one target pass over the last token and the drafts of each row. Returns the
+    rule's verdict, the new cache and the new states."""
     max_len = inputs.max_len
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
@@ -263,7 +277,7 @@ def verify_step(
     assert inputs.keys is not None
     log_p = log_probs(seen, inputs.sampling)
     verdict = RULES[inputs.rule](inputs.keys, state.length, log_p, drafts)
-    # Of a distribution with one NaN all are.
+    # If one log probability of a distribution is NaN, all of them are.
     lost = jnp.isnan(log_p[jnp.arange(len(last)), verdict.tau, 0])
     if drafts.log_q is not None:
         lost |= jnp.any(jnp.isnan(drafts.log_q[..., 0]) & used[:, 1:], axis=1)
@@ -277,8 +291,14 @@ def verify_step(
 def with_states(
     states: Array | None, positions: Array, new: Array | None
 ) -> Array | None:
-    """Returns the states with those of tokens at `positions` [B, Q], if there are any;
-    positions beyond the text are dropped."""
+    """Writes new states into the states of the texts, and returns the result. If either
+    is None, the states are returned as they are.
+
+    states: [B, K, S D] the states of the texts.
+    positions: [B, Q] the positions of the new states. A position of K or more is
+        dropped.
+    new: [B, Q, S D] the new states.
+    """
     if states is None or new is None:
         return states
     rows = jnp.arange(len(positions))[:, None]
@@ -293,11 +313,16 @@ def target_pass(
     cache: ArrayTree,
     read: Callable[[Array], Array],
 ) -> Pass:
-    """Returns read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states that
-    the drafter reads. used [B, Q]: which tokens are not padding.
+    """Makes a target pass. Returns read(logits) [B, Q, ...], the new cache, and the
+    states that the drafter reads.
 
-    Where padding costs time, passes over several numbers of tokens are compiled, and
-    the smallest that is enough is run.
+    tokens: [B, Q] the tokens of the pass.
+    positions: [B, Q] the positions of the tokens; max_len for padding.
+    used: [B, Q] whether a token is not padding.
+    read: a function of the logits, whose result takes their place.
+
+    If padding costs time, passes of several sizes are compiled, and the smallest pass
+    that has room for all used tokens is run.
     """
     target: Any = inputs.target  # a PackingLanguageModel, if it packs
     params = inputs.params
@@ -338,8 +363,8 @@ def one_of(
 ) -> Pass:
     """Returns passes[which](cache), with the cache updated in place.
 
-    As loops of which one takes a turn: XLA would copy the whole cache into a branch,
-    and out of it again.
+    Every pass is the body of a loop that takes at most one turn. XLA would copy the
+    whole cache into the branch of a conditional, and out of it again.
     """
     shapes = jax.eval_shape(passes[0], cache)._replace(cache=None)
     blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
@@ -352,8 +377,11 @@ def one_of(
 
 
 def packed_sizes(batch: int, length: int) -> list[int]:
-    """Returns numbers of tokens above `batch` and below batch * length, each twice the
-    one before."""
+    """Returns the sizes of packed passes, in tokens. Each size is above `batch`, below
+    batch * length, and twice the size before it.
+
+    For example, packed_sizes(3, 5) is [4, 8]: the next size, 16, is not below 15.
+    """
     size = _FEWEST_TOKENS
     while size <= batch:
         size *= 2
@@ -367,8 +395,15 @@ def packed_sizes(batch: int, length: int) -> list[int]:
 def commit(
     inputs: Inputs, state: TextState, drafts: Drafts, verdict: Verdict
 ) -> tuple[TextState, Counts]:
-    """Makes every row longer by its accepted drafts and one token, or up to the first
-    stop id or `NO_TOKEN` among them."""
+    """Appends the accepted drafts and the token after them to every row. A row ends at
+    the first stop id or `NO_TOKEN` among these tokens, and the tokens after it are
+    dropped.
+
+    For example, with the drafts 4 5 6, tau = 2 and token = 9:
+
+        4 5 9       is appended in general
+        4 5         is appended if 5 is a stop id, and the row is done
+    """
     batch, max_len = state.tokens.shape
     tau = verdict.tau[:, None]
     count = drafts.count[:, None]
@@ -386,7 +421,7 @@ def commit(
     stopped = state.stopped | (~state.done & jnp.any(ends, axis=1))
 
     rows = jnp.arange(batch)[:, None]
-    # The rest is dropped.
+    # Tokens after the row's new end get the column max_len, which is dropped.
     columns = jnp.where(index < size[:, None], state.length[:, None] + index, max_len)
     tested = (index[:-1] < size[:, None]) & (index[:-1] < count)
     number = lambda flags: flags.astype(jnp.int32)

@@ -1,8 +1,8 @@
-"""How many drafts are accepted, and which token follows them.
+"""The rules, which decide how many drafts are accepted and which token follows them.
 
-A rule is a function of (keys [B], length [B], log_p [B, G + 1, V], drafts) -> Verdict,
-where log_p[:, i] is the target's distribution after i drafts. With every rule in
-`RULES` the tokens of all rounds together are distributed as the target's own.
+A rule is a function of (keys [B], length [B], log_p [B, G + 1, V], drafts) that returns
+a `Verdict`. log_p[:, i] is the target's distribution after i drafts. With every rule in
+`RULES` the tokens of all rounds together have the target's own distribution.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Array = jax.Array
 class Verdict(NamedTuple):
     """The decision of a rule.
 
-    tau: [B] drafts accepted.
-    token: [B] the token after them.
+    tau: [B] the number of accepted drafts.
+    token: [B] the token after the accepted drafts.
     truncated: [B] whether rounding left nothing of the residual, so that the token was
         drawn from p itself.
     """
@@ -44,8 +44,8 @@ class Verdict(NamedTuple):
 
 
 def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Rejects a draft if r > p / q, and replaces the first rejected one by a draw from
-    (p - q)_+."""
+    """Rejects a draft if r > p / q, where r is uniform. The first rejected draft is
+    replaced by a draw from the residual (p - q)_+."""
     gamma = drafts.tokens.shape[1]
     num_ids = log_p.shape[-1]
     of_drafts = drafts.tokens[:, :, None]
@@ -65,7 +65,7 @@ def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
     else:
         q = _take(drafts.log_q, last)
     p = _take(log_p, tau)
-    # All of p after the last draft.
+    # If all drafts are accepted, the residual is p itself.
     residual = residual_logits(p, jnp.where(rejected[:, None], q, -jnp.inf))
     empty = jnp.all(residual == -jnp.inf, axis=1)
     noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), num_ids, p.dtype)
@@ -75,8 +75,8 @@ def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
 
 
 def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Tests all drafts of the round together, and accepts at least as many on
-    average."""
+    """Tests all drafts of a round together. On average it accepts at least as many
+    drafts as `google`."""
     log_q = drafts.log_q
     if log_q is None:
         log_q = point_mass(drafts.tokens, log_p.shape[-1], log_p.dtype)
@@ -92,10 +92,11 @@ def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
 
 
 def match(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Accepts drafts while they equal the plain sampler's tokens, drawn with the noise
-    of each position.
+    """Accepts drafts while they equal the tokens of the plain sampler, which are drawn
+    with the noise of their positions.
 
-    The output equals the plain sampler's token by token, whatever the drafts.
+    The output equals the plain sampler's output token by token, whatever the drafts
+    are.
     """
     positions = length[:, None] + jnp.arange(log_p.shape[1])
     noise = noise_at(
@@ -105,10 +106,13 @@ def match(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
 
 
 def agree(tokens: Array, drafts: Drafts) -> Verdict:
-    """Accepts drafts while they equal the target's own tokens [B, G + 1] after 0, 1,
-    ... drafts.
+    """Accepts drafts while they equal the target's own tokens. In greedy decoding every
+    rule does this.
 
-    With greedy tokens this is what every rule does.
+    tokens: [B, G + 1] the target's tokens after 0, 1, ... drafts.
+
+    For example, with the tokens 4 7 8 9 and the drafts 4 7 5, tau is 2 and the token
+    after the accepted drafts is 8.
     """
     tau = _first_failure(drafts.tokens == tokens[:, :-1], drafts.count)
     return Verdict(tau, _take(tokens, tau), jnp.zeros(tau.shape, bool))
@@ -132,8 +136,13 @@ RULES: dict[str, Callable[[Array, Array, Array, Drafts], Verdict]] = {
 
 
 def _first_failure(passed: Array, count: Array) -> Array:
-    """Returns how many of the first `count` [B] tests [B, G] pass before one fails:
-    int32 [B]."""
+    """Returns how many of a row's first `count` tests pass before one fails, int32 [B].
+
+    passed: [B, G] whether each test passes.
+    count: [B] the number of tests that are looked at.
+
+    For example, passed = 1 1 0 1 gives 2 if count is 4, and 1 if count is 1.
+    """
     passed = passed & (jnp.arange(passed.shape[1]) < count[:, None])
     return jnp.sum(
         jnp.cumprod(passed.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32
@@ -141,5 +150,9 @@ def _first_failure(passed: Array, count: Array) -> Array:
 
 
 def _take(a: Array, index: Array) -> Array:
-    """Takes from a [B, N, ...] what is at index [B]: [B, ...]."""
+    """Returns a[b, index[b]] for every row b, [B, ...].
+
+    a: [B, N, ...] the values.
+    index: [B] which of the N values of each row is returned.
+    """
     return a[jnp.arange(a.shape[0]), index]

@@ -1,9 +1,15 @@
-"""Drafts from the target's own states: a head that reads what entered some of the
-target's layers.
+"""Drafts from the target's own hidden states. A head reads the states that enter some
+of the target's layers.
 
-Place i of the head pairs the state at token i with token i + 1, and gives token i + 2.
-For tokens of the text the state is the target's, known since its pass; for drafts it is
-what the head made of the place before.
+Place i of the head joins the state at token i with token i + 1, and predicts the token
+after them. For tokens of the text this is the target's state, which the target computed
+when it read the token. For drafts it is the state that the head computed at the place
+before.
+
+For example, with the text t0 t1 t2:
+
+    place 1     reads the target's state at t1, and t2; predicts the first draft d3
+    place 2     reads the head's state at place 1, and d3; predicts the draft d4
 """
 
 from __future__ import annotations
@@ -23,14 +29,14 @@ from cspd_jax.networks.quantised import expand
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, one_by_one
 
 Array = jax.Array
-CONFIDENCE = 0.2  # in a token, below which a head drafts nothing more
+CONFIDENCE = 0.2  # a head drafts nothing more where all tokens are less probable
 
 
 class _Newest(NamedTuple):
-    """What the next draft is made from.
+    """What the head needs for the next draft.
 
-    state: [B, D] the head's, at the place of the newest draft.
-    cache: of the head.
+    state: [B, D] the head's state at its last place, which predicts the next draft.
+    cache: the cache of the head.
     """
 
     state: Array
@@ -41,14 +47,15 @@ class _Newest(NamedTuple):
 class HeadDrafter(Drafter):
     """Drafts token by token with a head that reads the target's states.
 
-    Between rounds its cache lacks at most the G + 1 places that the last round added,
-    and what it has of drafts is not the target's. The first pass of a round therefore
-    always reads the last G + 1 again.
+    Between rounds the head's cache lacks at most the G + 1 places that the last round
+    added, and its entries for drafts were not made from the target's states. The first
+    pass of a round therefore always reads the last G + 1 places again.
 
-    confidence: it drafts nothing more where it gives no token as much, unless a request
-        says otherwise. A draft that is hardly ever right costs more than it saves; the
-        default is about what a draft and its place in the target's pass cost, as a
-        share of a pass.
+    confidence: a probability. The head drafts nothing more where it gives no token this
+        probability, unless a request has its own confidence. A draft that is hardly
+        ever accepted costs more than it saves. The default is about the cost of a
+        draft, and of its place in the target's pass, as a share of the cost of a target
+        pass.
     """
 
     head: Eagle
@@ -84,7 +91,7 @@ class HeadDrafter(Drafter):
         def further(
             newest: _Newest, token: Array, position: Array
         ) -> tuple[Array, _Newest]:
-            # The draft lies at `position`, its place is that of the token before it.
+            # The place that reads the draft is the position of the token before it.
             place = jnp.where(
                 position < request.tokens.shape[1],
                 position - 1,
@@ -107,8 +114,8 @@ class HeadDrafter(Drafter):
     def see(
         self, params: ArrayTree, cache: ArrayTree, request: DraftRequest, count: int
     ) -> tuple[Array, ArrayTree]:
-        """Returns the head's states at the last `count` places of the texts, and the
-        cache with them."""
+        """Reads the last `count` places of the texts. Returns the head's states
+        [B, count, D] at these places, and the new cache."""
         texts = Prompts(request.tokens, request.length)
         first = request.length - 1 - count
         return self._see(params, cache, texts, first, count, request.states)
@@ -122,9 +129,13 @@ class HeadDrafter(Drafter):
         count: int,
         states: Array | None,
     ) -> tuple[Array, ArrayTree]:
-        """Returns the head's states at `count` places of texts from `first` [B] on, and
-        the cache; those that there are not yet, for lack of a token after them, are
-        padding."""
+        """Reads `count` places of the texts. Returns the head's states [B, count, D] at
+        these places, and the new cache.
+
+        first: [B] the first place of each row. A place is padding if it is negative, or
+            if its text has no token after it yet.
+        states: [B, K, S D] the target's states.
+        """
         assert states is not None
         places = first[:, None] + jnp.arange(count)
         there = (places >= 0) & (places < texts.lengths[:, None] - 1)
@@ -143,10 +154,10 @@ def draft_from_states(
     target: Model,
     confidence: float = CONFIDENCE,
 ) -> Drafting:
-    """Makes a drafter of a head that reads the target's states, as `cspd_jax.load`
-    returns it or as a pair.
+    """Makes a drafter from a head that reads the target's states.
 
-    confidence: see `HeadDrafter`.
+    head: a head as `cspd_jax.load` returns it, or a pair (network, params).
+    confidence: the same as in `HeadDrafter`.
     """
     network, params = head if isinstance(head, tuple) else head.for_decoding
     lm, of_target = bound(target)
@@ -165,7 +176,7 @@ def draft_from_states(
 
 
 def check_head(head: EagleConfig, target: Any) -> None:
-    """Raises a UserError unless a head can read the states of a target, both by their
+    """Raises a UserError unless a head can read the states of a target, judged by their
     configurations."""
     if not target.causal:
         raise UserError(

@@ -1,5 +1,5 @@
-"""Trees of drafts from another language model: candidates for the next token, and for
-those after each."""
+"""Trees of drafts from another language model: several candidates for the next token,
+several for the token after each candidate, and so on."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ Array = jax.Array
 class Branches(NamedTuple):
     """The drafts of a round.
 
-    tokens: [B, drafts + 1] of the nodes; the root's is the last token of the text.
-    log_q: one [B, nodes, num_ids] for each depth but the last, the distributions that
-        the children of its nodes were drawn from without replacement, in their order;
-        None when greedy.
-    passes: [] passes of the drafting network, one after the other.
-    rows: [] tokens in those passes.
+    tokens: [B, drafts + 1] the token of each node. The root has the last token of the
+        text.
+    log_q: one array [B, nodes, num_ids] for each depth but the last. It has the log
+        probabilities with which the children of each node were drawn, one after the
+        other without replacement. None when greedy.
+    passes: [] the number of passes of the drafting network, made one after the other.
+    rows: [] the number of tokens in these passes.
     """
 
     tokens: Array
@@ -47,13 +48,14 @@ class Branches(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TreeDrafter:
-    """Draws a tree of tokens from a language model, one level per pass, with a cache of
-    its own.
+    """Draws a tree of tokens from a language model, one level per pass. The model has a
+    cache of its own.
 
-    The children of a node are drawn from its distribution without replacement; when
-    greedy they are its most probable ids. The cache of texts of up to max_len tokens
-    has one slot more for each draft, after those. As that of a `ModelDrafter` it lacks
-    the last one or two tokens of the row between rounds.
+    The children of a node are drawn from the model's distribution after the node,
+    without replacement. In greedy decoding they are its most probable ids. For texts of
+    up to max_len tokens the cache has max_len slots, and after them one slot for each
+    draft. Between rounds it lacks the last one or two tokens of a row, as in
+    `ModelDrafter`.
     """
 
     network: TreeLanguageModel
@@ -102,16 +104,20 @@ class TreeDrafter:
     def keep(
         self, cache: ArrayTree, length: Array, path: Array, tau: Array
     ) -> ArrayTree:
-        """Moves the accepted nodes to where the text goes on; see `keep_path`."""
+        """Moves the accepted nodes to the slots where the text continues; see
+        `keep_path`."""
         return keep_path(self.network, cache, self.tree, length, path, tau)
 
 
 def draw_children(
     tree: Tree, request: DraftRequest, logits: Array, depth: int, ids: Array | int
 ) -> tuple[Array, Array]:
-    """Draws ids [B, nodes, width] after the nodes of a depth, from logits [B, nodes,
-    V], and returns the distributions [B, nodes, num_ids] that they are from too. ids:
-    see `one_by_one`."""
+    """Draws the children of all nodes of a depth. Returns their ids [B, nodes, width],
+    and the log probabilities [B, nodes, num_ids] with which they were drawn.
+
+    logits: [B, nodes, V] the logits after each node.
+    ids: the same as in `one_by_one`.
+    """
     logits, own = among_known(logits, ids, request.num_ids)
     if request.sampling.greedy:
         best = jax.lax.top_k(logits, tree.widths[depth])[1].astype(jnp.int32)
@@ -122,21 +128,22 @@ def draw_children(
     nodes = jnp.broadcast_to(nodes, log_q.shape[:2])
     noise = noise_at(request.keys, nodes, request.num_ids, log_q.dtype)
     log_q = spread(log_q, own, request.num_ids)
-    # The k largest of log q + Gumbel noise, in their order, are k draws without
-    # replacement.
+    # The ids with the k largest values of log q + Gumbel noise, in their order, are k
+    # draws without replacement.
     return jax.lax.top_k(log_q + noise, tree.widths[depth])[1].astype(jnp.int32), log_q
 
 
 def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
-    """Makes a drafter of trees: each node at depth d has widths[d] children, drawn from
-    `model`."""
+    """Makes a drafter of trees. A node at depth d has widths[d] children, which are
+    drawn from `model`."""
     tree = Tree(tuple(widths))
     network, params = bound(model)
     return Drafting(cast(Drafter, TreeDrafter(network, tree)), params)
 
 
 def tree_of(drafter: object) -> Tree | None:
-    """Returns the tree that a drafter draws; None if it draws none."""
+    """Returns the tree of a drafter that draws trees, and None for any other
+    drafter."""
     tree = getattr(drafter, "tree", None)
     return tree if isinstance(tree, Tree) else None
 
@@ -151,12 +158,25 @@ def see_nodes(
     levels: range,
     entering: tuple[int, ...] = (),
 ) -> Pass:
-    """Returns logits of the nodes of some levels, tokens [B, nodes], and the cache;
-    they are stored where used [B]. entering: layers; what enters them is returned.
+    """Makes a pass over the nodes of some levels. Returns their logits, the new cache,
+    and the hidden states that entered the layers `entering`.
 
-    The text of `length` [B] tokens has one slot per position; the drafts' slots follow
-    those of the longest text. A node sees the text and its ancestors, at the position
-    that it would have in the text.
+    A text has one slot per position. The slots of the drafts come after the slots of
+    the longest text. A node sees the text and its ancestors, and has the position that
+    it would have in the text.
+
+    tokens: [B, nodes] the tokens of the nodes.
+    length: [B] the length of each text.
+    used: [B] whether the row's nodes are stored in the cache.
+
+    For example, the tree has the widths (2, 1), the text has 6 tokens, and the longest
+    text may have 10:
+
+        node        0   1   2   3   4
+        position    5   6   6   7   7
+        slot        5  10  11  12  13
+
+    Node 3, a child of node 1, sees the slots 0 to 5, 10 and 12.
     """
     network, params = model
     nodes = tree.starts[levels.start] + jnp.arange(
@@ -192,8 +212,15 @@ def keep_path(
     path: Array,
     tau: Array,
 ) -> ArrayTree:
-    """Moves the first tau [B] nodes of path [B, depth] in the cache to where the text
-    goes on, after `length` [B]."""
+    """Moves the accepted nodes in the cache to the slots where the text continues.
+
+    length: [B] the length of each text.
+    path: [B, depth] the nodes on the way down from the root.
+    tau: [B] the number of nodes of the path that are accepted.
+
+    In the example of `see_nodes`, the path 1 3 with tau = 2 moves the slots 10 and 12
+    to 6 and 7.
+    """
     text = cache.max_len - tree.drafts
     index = jnp.arange(tree.depth)
     targets = jnp.where(index < tau[:, None], length[:, None] + index, cache.max_len)

@@ -23,12 +23,12 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class HeadTreeDrafter:
-    """Draws a tree of tokens with a head, one level per pass: a node is given what the
-    head made of its parent.
+    """Draws a tree of tokens with a head, one level per pass. A node reads the state
+    that the head computed at its parent.
 
-    The cache has one slot more for each draft, after those of the text. Nothing of the
-    drafts is kept: the next round reads the places of its text again, with the target's
-    states.
+    The cache has one slot for each token of a text, and after them one slot for each
+    draft. No entry of a draft is used again: the next round reads the last places of
+    its text anew, with the target's states.
     """
 
     head: Eagle
@@ -90,8 +90,12 @@ class HeadTreeDrafter:
         tokens: Array,
         parents: Array,
     ) -> tuple[Array, ArrayTree]:
-        """Returns the states of the nodes of a depth, each at the place of its parent's
-        token, and the cache."""
+        """Returns the head's states [B, nodes, D] at the nodes of a depth, and the new
+        cache. The place of a node is the position of its parent's token.
+
+        tokens: [B, nodes] the tokens of the nodes.
+        parents: [B, nodes, D] the head's state at the parent of each node.
+        """
         tree = self.tree
         text = request.tokens.shape[1]
         nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
@@ -111,7 +115,7 @@ class HeadTreeDrafter:
 
 
 def head_tree(drafter: Drafting, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
-    """Makes a drafter of trees of one of chains, as `draft_from_states` returns it."""
+    """Makes a drafter of trees from a drafter that `draft_from_states` returned."""
     inner = drafter.drafter
     if not isinstance(inner, HeadDrafter):
         raise UserError(

@@ -1,12 +1,12 @@
-"""Rounds of drafting and verifying with a tree of drafts in place of one draft after
-the other.
+"""Rounds of drafting and verifying in which the drafts form a tree.
 
-In a round a drafter grows a tree from the last token of the text. One pass of the
-target gives its distribution after every node. From the root, the children of a node
-are tested in their order: the first one that is accepted is the next token, and its own
-children come next; if none is, the token is drawn from what they left of the target's
-distribution, and the round ends. The keys and values of the accepted nodes are moved to
-where the text goes on. State, inputs and what is counted are those of `text.rounds`.
+In a round the drafter grows a tree from the last token of the text, and one pass of the
+target gives its distribution after every node. The tests start at the root and look at
+the children of a node in their order. The first child that is accepted is the next
+token, and the tests continue with its own children. If no child is accepted, the next
+token is drawn from what the children left of the target's distribution, and the round
+ends. The keys and values of the accepted nodes are then moved to the slots where the
+text continues. State, inputs and counts are the same as in `text.rounds`.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from cspd_jax.text.trees.tree import Tree
 
 Array = jax.Array
 
-# A rule for trees is a function of (uniforms [k], log p [V], log q [V], drafts [k]) ->
-# (which draft is accepted, or k; the distributions): see
-# `coupling.siblings.accept_sibling`.
+# A rule for trees is a function of (uniforms [k], log p [V], log q [V], drafts [k]). It
+# returns the index of the accepted draft, or k if none is accepted, and the
+# distributions: see `coupling.siblings.accept_sibling`.
 Rule = Callable[[Array, Array, Array, Array], tuple[Array, SiblingDistributions]]
 TREE_RULES: dict[str, Rule] = {"tree": accept_sibling}
 
 
 def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
-    """Takes one round, and returns what happened in it."""
+    """Makes one round. Returns the next state and what happened in the round."""
     drafter: Any = inputs.drafter
     tree = drafter.tree
     request = draft_request(inputs, state, tree.depth)
-    levels = request.count  # a row near its limit uses fewer
+    levels = request.count  # a row near its limit uses fewer levels
     branches, drafter_state = drafter.draft(
         inputs.drafter_params, state.drafter_state, request
     )
@@ -96,10 +96,11 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
 def verify_step(
     inputs: Inputs, state: TextState, branches: Branches, levels: Array
 ) -> tuple[Verdict, Array, ArrayTree, Array | None]:
-    """Makes one target pass over the nodes, and returns the verdict, the accepted nodes
-    [B, depth], the cache, and the states.
+    """Makes one target pass over the nodes. Returns the verdict, the accepted nodes
+    [B, depth], the new cache and the new states.
 
-    Nodes deeper than levels [B] are not used.
+    levels: [B] the number of levels that each row uses. Deeper nodes are never
+        accepted.
     """
     tree = tree_of(inputs.drafter)
     assert tree is not None
@@ -150,8 +151,13 @@ def verify_step(
 def _states_of_path(
     state: TextState, told: Array | None, path: Array, tau: Array
 ) -> Array | None:
-    """Adds to the states those of the root and the accepted nodes, of all nodes' [B,
-    drafts + 1, S D]."""
+    """Returns the states with the new states of the root and of the accepted nodes in
+    them.
+
+    told: [B, nodes, S D] the new states of all nodes.
+    path: [B, depth] the nodes on the way down from the root.
+    tau: [B] the number of nodes of the path that are accepted.
+    """
     if state.states is None or told is None:
         return None
     nodes = jnp.pad(path, ((0, 0), (1, 0)))
@@ -169,8 +175,13 @@ def _states_of_path(
 def _walk_greedily(
     tree: Tree, best: Array, tokens: Array, levels: Array
 ) -> tuple[Array, ...]:
-    """Accepts the child that is the target's own token, best [drafts + 1] of each node;
-    returns (tau, the nodes on the way, the token after them)."""
+    """Walks down one row's tree, and accepts the child that is the target's own token.
+    Returns (tau, the nodes on the way [depth], the token after them).
+
+    best: [drafts + 1] the target's token after each node.
+    tokens: [drafts + 1] the token of each node.
+    levels: [] the number of levels that the row uses.
+    """
 
     def choose(depth: int, node: Array, drafts: Array):
         hits = jnp.append((drafts == best[node]) & (depth < levels), True)
@@ -188,11 +199,15 @@ def _walk_by_rule(
     tokens: Array,
     levels: Array,
 ) -> tuple[Array, ...]:
-    """Returns (tau, the nodes on the way, the distribution [V] of the token after them,
-    whether it is cut).
+    """Walks down one row's tree by a rule. Returns (tau, the nodes on the way [depth],
+    the distribution [V] of the token after them, whether rounding left nothing of a
+    residual).
 
-    u [depth, width] for the tests; log_p [drafts + 1, V] after each node; log_q as in
-    `Branches`.
+    u: [depth, width] the uniforms for the tests.
+    log_p: [drafts + 1, V] the target's distribution after each node.
+    log_q: the arrays of `Branches.log_q` for this row.
+    tokens: [drafts + 1] the token of each node.
+    levels: [] the number of levels that the row uses.
     """
 
     def choose(depth: int, node: Array, drafts: Array):
@@ -201,7 +216,7 @@ def _walk_by_rule(
         if not count:
             return jnp.int32(0), (p, jnp.zeros((), bool))
         q = log_q[depth][node - tree.starts[depth]].astype(p.dtype)
-        q = jnp.where(depth < levels, q, -jnp.inf)  # beyond them there are no drafts
+        q = jnp.where(depth < levels, q, -jnp.inf)  # deeper drafts do not count
         index, law = rule(u[depth, :count], p, q, drafts)
         return index, (law.log_next, jnp.any(law.empty & (jnp.arange(count) < index)))
 
@@ -212,11 +227,18 @@ def _walk_by_rule(
 def _walk(
     tree: Tree, tokens: Array, choose: Callable
 ) -> tuple[Array, Array, ArrayTree]:
-    """Goes down from the root while `choose` accepts a child: how many, the nodes
-    [depth] on the way, and what `choose` said where it accepted none.
+    """Goes down from the root while `choose` accepts a child. Returns the number of
+    accepted nodes, the nodes [depth] on the way, and the second result of `choose` at
+    the node where it accepted no child.
 
-    choose: maps a depth, a node at it and its children's tokens [k] to (which of them
-        is accepted, or k; any pytree).
+    tokens: [drafts + 1] the token of each node.
+    choose: maps a depth, a node at this depth and the tokens [k] of its children to a
+        pair: the index of the accepted child, or k if no child is accepted; and any
+        pytree.
+
+    For example, the tree has the widths (2, 1). `choose` accepts node 2, the second
+    child of the root, and then node 4, the only child of node 2. The result has tau = 2
+    and the path [2, 4].
     """
     node = jnp.int32(0)
     tau = jnp.int32(0)
@@ -236,8 +258,8 @@ def _walk(
         )
         walking &= index < width
         if width:
-            # Where the walk has ended, a first child stands for none, so that the
-            # numbers stay in the tree.
+            # After the end of the walk the first child stands in, so that `node` is
+            # always a node of the tree.
             node = children[jnp.where(walking, index, 0)]
             path.append(node)
             tau += walking.astype(jnp.int32)
