@@ -27,6 +27,7 @@ from cspd_jax._utils.loops import map_chunks, while_loop
 from cspd_jax._utils.options import documented, option
 from cspd_jax.check import UserError
 from cspd_jax.coupling.block import VerifiedBlock, verify_gaussian_block
+from cspd_jax.coupling.shifted import verify_shifted_block
 from cspd_jax.diffusion.chain import Chains, Path, predict
 from cspd_jax.diffusion.gaussian import (
     Gaussian,
@@ -52,8 +53,11 @@ class ChainSpeculation:
         "a head call on more rows than this is compiled for fewer chains too (300)",
         report="",
     )
-    verify: Callable[..., VerifiedBlock] = option(
-        verify_gaussian_block, "verifies the drafts of a chain as one block", report=""
+    verify: Callable[..., VerifiedBlock] | None = option(
+        None,
+        "verifies the drafts of a chain as one block (by trials, or in closed form"
+        " where the variances are known)",
+        report="",
     )
 
     def __post_init__(self) -> None:
@@ -79,7 +83,9 @@ class ChainSpeculation:
         # A step without noise is no draw, and is not tested.
         tested = draft.valid & (inputs.chains.final_noise | (draft.steps > 0))
         coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-        return jax.vmap(self.verify, (0, 1, 1, 1, 1))(
+        known = inputs.chains.known_variance
+        usual = verify_shifted_block if known else verify_gaussian_block
+        return jax.vmap(self.verify or usual, (0, 1, 1, 1, 1))(
             coins, p, draft.q, draft.after, tested
         )
 
