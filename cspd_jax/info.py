@@ -77,7 +77,9 @@ class Info:
     wait for the device.
 
     made: [B] the number of tokens that were generated.
-    rounds, tested, accepted, truncated, calls: the same as in `Counts`.
+    rounds, tested, accepted, truncated, calls: the same as in `Counts`. For images
+        `tested` and `accepted` count tokens by place in the draft, and denoising steps
+        are in `trace`.
     trace: what the family of models reports in addition.
     claim: the claim of the method, which does not depend on the run (static).
     seconds: the seconds that the generation took; None if they were not measured

@@ -34,7 +34,7 @@ VERBS = {  # verb -> (its module, what it does)
     "distill": ("cli.distill", "train a draft for a target"),
     "calibrate": (
         "cli.calibrate",
-        "fit what drafts denoising steps, or moves of masked text",
+        "fit the drafter of an image model, or the moves of a masked language model",
     ),
     "sample": ("tools.sample", "generate many images, for an evaluation"),
     "evaluate": (

@@ -99,7 +99,7 @@ def add_common(group: argparse._ActionsContainer, *dtypes: str) -> None:
     group.add_argument(
         "--mesh",
         metavar="SIZES",
-        help="of axes, as data=4,model=2 (default: all on data)",
+        help="sizes of the mesh's axes, as data=4,model=2 (default: all on data)",
     )
     group.add_argument(
         "--dtype", choices=("float32", "bfloat16", *dtypes), default="float32"
@@ -109,9 +109,8 @@ def add_common(group: argparse._ActionsContainer, *dtypes: str) -> None:
         type=bool,
         metavar="on|off",
         default=False,
-        help="on a GPU: it runs the loops itself and the host does not read their"
-        " conditions; the same is"
-        " drawn, and no GPU has been measured with it yet (off)",
+        help="let a GPU run loops without the host; results do not change, and no GPU"
+        " has been measured with it yet (off)",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -14,7 +14,6 @@ from cspd_jax.diffusion.gaussian import (
     Coefficients,
     Gaussian,
     guide,
-    log_density,
     transition,
 )
 
@@ -65,19 +64,6 @@ def predict(
     return eps.astype(x.dtype), v.astype(x.dtype)
 
 
-def step_distribution(
-    denoiser: Denoiser,
-    params: ArrayTree,
-    x: Array,
-    modulations: ArrayTree,
-    c: Coefficients,
-    scale: Array | float | None = None,
-) -> Gaussian:
-    """Returns p(x_{t-1} | x_t = x, z) for rows x [R, d], without the temperature. It is
-    guided if there is a `scale`."""
-    return transition(c, x, *predict(denoiser, params, x, modulations, scale))
-
-
 class Chains(NamedTuple):
     """The denoising chains of R tokens, which run side by side. The record holds
     everything except their noise.
@@ -121,9 +107,8 @@ class Chains(NamedTuple):
     def transition(self, x: Array, modulations: ArrayTree, c: Coefficients) -> Gaussian:
         """Returns p(x_{t-1} | x_t = x, z) for x [R, d], guided and without the
         temperature."""
-        return step_distribution(
-            self.denoiser, self.params, x, modulations, c, self.scale
-        )
+        eps, v = predict(self.denoiser, self.params, x, modulations, self.scale)
+        return transition(c, x, eps, v)
 
     def widened(self, p: Gaussian) -> Gaussian:
         """Returns p with its standard deviation multiplied by the temperature."""
@@ -158,11 +143,6 @@ class Path(NamedTuple):
     x: Array
     states: Array
     laws: Gaussian
-
-    def log_density(self, final_noise: bool) -> Array:
-        """Returns [R], the log density of the states given x_T. The last transition is
-        left out if it has no noise."""
-        return _summed(log_density(self.laws, self.states), final_noise)
 
 
 def sample_chain(chains: Chains, noise: Array) -> Array:
@@ -214,21 +194,6 @@ def _run(
         several_steps, noise[-1] if start is None else start.x, backwards
     )
     return x, jax.tree.map(lambda a: a.reshape(steps, *a.shape[2:]), seen)
-
-
-def path_log_density(chains: Chains, path: Array) -> Array:
-    """Returns [R], log p(x_{T-1}, ..., x_0 | x_T, z) for given paths [T + 1, R, d],
-    whose entry i is x_i.
-
-    Without `final_noise` the last transition is deterministic and is left out.
-    """
-    return _summed(log_density(path_laws(chains, path), path[:-1]), chains.final_noise)
-
-
-def _summed(terms: Array, final_noise: bool) -> Array:
-    """Returns [R], the sum of terms [T, R] over the steps. Step 0 is left out if it has
-    no noise."""
-    return jnp.sum(terms if final_noise else terms[1:], axis=0)
 
 
 def path_laws(chains: Chains, path: Array) -> Gaussian:

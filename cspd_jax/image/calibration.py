@@ -75,8 +75,8 @@ def measure(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
     """Fits the drafter on images of the model's first classes. Raises a UserError if
     the result is not finite.
 
-    The function takes from the recipe only what the gains depend on: the respacing, the
-    guidance and the temperature.
+    The function takes from the recipe the respacing, the guidance, the temperature and
+    the final noise, and whether the order is raster. File names hold the first three.
     """
     network = model.network
     length = network.seq_len

@@ -50,7 +50,8 @@ class ChainSpeculation:
     )
     large: int = option(
         300,
-        "a head call on more rows than this is compiled for fewer chains too (300)",
+        "above this many rows, a head call is also compiled for a half and a quarter of"
+        " the chains (300)",
         report="",
     )
     verify: Callable[..., VerifiedBlock] | None = option(

@@ -186,8 +186,8 @@ def prepare(
     options: Options = Options(),
 ) -> Batch:
     """Checks the arguments of `generate`, settles the options that they leave open, and
-    returns the images as a `Batch`. If the method speculates along the denoising
-    chains, its drafters of denoising steps are read from a file, or fitted."""
+    returns the images as a `Batch`. If the options speculate along the denoising
+    chains, the drafters of denoising steps are read from a file, or fitted."""
     found = as_labels(model, labels)
     recipe = resolve(model, method, options, len(found))
     draft = method.draft
@@ -315,7 +315,7 @@ def stream(
     method: Method = Plain(),
     options: Options = Options(),
 ) -> Iterator[Generated]:
-    """Yields (tokens, info) after each AR step or round. The last pair is the result of
-    `generate`. Tokens that are not generated yet are zero, and info.made counts the
+    """Yields (tokens, info) after each AR step or round; `Released` yields once, at the
+    end. The last pair is the result of `generate`. Tokens that are not generated yet are zero, and info.made counts the
     tokens that are."""
     return prepare(key, model, labels, method, options).stream()

@@ -72,7 +72,7 @@ def of_every_image(
     """Returns the known tokens for every image: tokens [images, length, dim] and mask
     [images, length].
 
-    Raises a UserError if the shapes do not fit. In a causal model the known tokens must
+    Raises a UserError if the mask does not fit. In a causal model the known tokens must
     be the first ones of each image, and any other mask raises a UserError, too.
     """
     mask = np.asarray(known.mask)

@@ -46,7 +46,7 @@ class Method(Protocol):
         traced."""
 
     def stream(self, batch: Batch) -> Iterator[Generated]:
-        """Yields the images as they are after each AR step or round."""
+        """Yields the images as they are after each AR step or round, or once."""
 
     def exactness(self, options: Options) -> Exactness:
         """Returns the claim that the method is, or is not, exact, and the reason. The
@@ -59,8 +59,8 @@ class Method(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Method):
-    """Generates the tokens of one AR step after the other. This is MAR's own sampler,
-    and the reference for all other methods."""
+    """Generates the tokens of one AR step after the other. It is the reference for all
+    other methods; with `final_noise` off it is MAR's own sampler."""
 
     name: ClassVar[str] = "plain"
 
@@ -151,15 +151,15 @@ class SelfSpeculation(_Rounds):
     )
     prefill: float = option(
         0.0,
-        "above 0, the first 1 + PREFILL x AR steps come from the target alone (default:"
-        " 0)",
+        "share of the AR steps, at the beginning, that are made without drafts, and one"
+        " step more if it is above 0 (default: 0)",
         flags=("--prefill",),
         type=float,
     )
     coupled: bool = option(
         False,
-        "on or off: what lies behind a rejected draft is kept, with a new law, in place"
-        " of being dropped: fewer rounds where many are drafted (off)",
+        "on or off: drafts after a rejected one are kept and corrected, still exactly;"
+        " saves rounds if gamma is large (off)",
         flags=("--coupled",),
         type=bool,
         metavar="on|off",
@@ -193,8 +193,8 @@ class DraftSpeculation(_Rounds):
 
 @dataclasses.dataclass(frozen=True)
 class Released(Method):
-    """The published implementation of the paper, number for number. It is lossy: see
-    `image.released`.
+    """The published implementation of the paper. It is lossy: see `image.released`,
+    which also says where its numbers differ from the published ones.
 
     draft: the draft model, which makes the same kind of tokens as the target.
     gamma: the target judges the drafts after each AR step whose number, counted from 0,

@@ -54,7 +54,10 @@ class Options:
         choices=("linear", "constant"),
     )
     temperature: jax.Array | float = option(
-        1.0, "of the denoising noise (default: 1)", flags=("--temperature",), type=float
+        1.0,
+        "scale of the denoising noise (default: 1)",
+        flags=("--temperature",),
+        type=float,
     )
     final_noise: bool = option(
         True,
@@ -72,8 +75,8 @@ class Options:
     )
     order: Order | None = option(
         None,
-        "in which tokens are revealed; spread: each far from the last eight, another"
-        " distribution (default: at random, as MAR does)",
+        "the order in which tokens are revealed; spread keeps each token far from the"
+        " last eight, which is another distribution (default: random, as in MAR)",
     )
     known: Known | None = option(
         None,

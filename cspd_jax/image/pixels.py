@@ -77,9 +77,9 @@ def to_images(
 def to_tokens(
     model: ImageModel, images: np.ndarray, vae: VAE | None = None
 ) -> np.ndarray:
-    """Turns uint8 images [N, H, W, C] into tokens [N, L, d]. This is the inverse of
-    `to_images`. If the model's tokens are latents, they are the means that the encoder
-    of the `vae` predicts."""
+    """Turns uint8 images [N, H, W, C] into tokens [N, L, d]. For a model of pixels this
+    is the inverse of `to_images`. If the model's tokens are latents, they are the means
+    that the encoder of the `vae` predicts."""
     check_vae(model, vae)
     config = model.config
     images = np.asarray(images)

@@ -1,5 +1,5 @@
-"""The plain sampler, which generates one group of tokens after the other. It draws from
-the distribution of MAR's `sample_tokens`.
+"""The plain sampler, which generates one group of tokens after the other. Without
+`final_noise` it draws from the distribution of MAR's `sample_tokens`.
 
 The denoising chains of a group run step by step, or with speculation along them
 (`chain.speculate_chain`), which draws from the same distribution.

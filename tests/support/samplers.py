@@ -105,8 +105,9 @@ class ImageWay:
         labels[FIXED] = 1
         options = self.settled(images, **more)
         if np.any(np.asarray(options.cfg) != 1):
-            cfg = random.uniform(1.2, 2.5, images)
-            cfg[FIXED] = 1.5
+            # Of one mean: the drafter along chains is fitted to it, for all images.
+            cfg = random.permutation(np.linspace(1.2, 2.5, images - 1))
+            cfg = np.insert(cfg, FIXED, 1.5)
             options = dataclasses.replace(options, cfg=cfg)
         model = model or ImageModel("linear", self.network, None)
         return row_keys(seed, images), model, labels, self.asked(draft), options
