@@ -54,7 +54,7 @@ class ChainSpeculation:
         " the chains (300)",
         report="",
     )
-    verify: Callable[..., VerifiedBlock] | None = option(
+    verify_block: Callable[..., VerifiedBlock] | None = option(
         None,
         "verifies the drafts of a chain as one block (by trials, or in closed form"
         " where the variances are known)",
@@ -86,7 +86,7 @@ class ChainSpeculation:
         coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
         known = inputs.chains.known_variance
         usual = verify_shifted_block if known else verify_gaussian_block
-        return jax.vmap(self.verify or usual, (0, 1, 1, 1, 1))(
+        return jax.vmap(self.verify_block or usual, (0, 1, 1, 1, 1))(
             coins, p, draft.q, draft.after, tested
         )
 

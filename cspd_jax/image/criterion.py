@@ -190,7 +190,7 @@ class PathCriterion(Criterion):
     """Verifies the denoising paths of all drafts of an image as one block, and drops
     the drafts behind the token in which the block ends. This is exact."""
 
-    block: Callable[..., VerifiedBlock] = option(
+    verify_block: Callable[..., VerifiedBlock] = option(
         verify_gaussian_block, "verifies transitions as one block", report=""
     )
 
@@ -242,7 +242,7 @@ class PathCriterion(Criterion):
     def verify_blocks(self, state: State, *blocks: chex.ArrayTree) -> VerifiedBlock:
         """Verifies N blocks. They are given as keys [N], laws p and q, drafted states,
         each [N, M, d], and a mask [N, M] of the transitions that were drafted."""
-        return jax.vmap(self.block)(*blocks)
+        return jax.vmap(self.verify_block)(*blocks)
 
     def exactness(self) -> Exactness:
         return Exactness(True, self.why)

@@ -316,6 +316,6 @@ def stream(
     options: Options = Options(),
 ) -> Iterator[Generated]:
     """Yields (tokens, info) after each AR step or round; `Released` yields once, at the
-    end. The last pair is the result of `generate`. Tokens that are not generated yet are zero, and info.made counts the
-    tokens that are."""
+    end. The last pair is the result of `generate`. Tokens that are not generated yet
+    are zero, and info.made counts the tokens that are."""
     return prepare(key, model, labels, method, options).stream()

@@ -92,7 +92,7 @@ class PaperCriterion(Criterion):
         counts = counts._replace(truncated=counts.truncated + truncated)
         return partial, test.passed, counts
 
-    def window_keys(self, inputs: Inputs) -> Array:
+    def unaligned_keys(self, inputs: Inputs) -> Array:
         """Returns the keys [B] with which speculated chains of the target draw
         everything after x_T. The number of steps that a window keeps depends on the
         noise of later steps, and even of the last step. So the target's noise after x_T
@@ -111,7 +111,7 @@ class PaperCriterion(Criterion):
         """
         gamma = inputs.gamma
         groups = drafted.groups[:, :1] + jnp.arange(gamma + 1)
-        unaligned = self.window_keys(inputs)
+        unaligned = self.unaligned_keys(inputs)
         reached = jnp.sum(jnp.any(drafted.to_test, axis=2), axis=1)[:, None]
         wanted = exists(inputs, groups)
         wanted &= (jnp.arange(gamma + 1) <= reached)[..., None]
@@ -123,7 +123,7 @@ class PaperCriterion(Criterion):
             positions(inputs, groups),
             drafted.z[:, :, 0],
             scales(inputs, groups),
-            window_keys=unaligned,
+            later_keys=unaligned,
         )
 
     def judge(

@@ -86,7 +86,7 @@ def complete(
     positions: Array,
     z: Array,
     scale: Array,
-    window_keys: Array | None = None,
+    later_keys: Array | None = None,
 ) -> tuple[Paths, Counts]:
     """Draws the steps that are left of paths [B, N, G], step by step or by speculation
     along their chains. Returns the whole paths, and the counts of the head calls.
@@ -95,7 +95,7 @@ def complete(
     positions: [B, N, G] the position of each token.
     z: [B, N, G, H, D] the context of each token; H is 2 with guidance, else 1.
     scale: [B, N, G] the guidance scale of each token.
-    window_keys: [B] the keys with which speculation along the chains draws everything
+    later_keys: [B] the keys with which speculation along the chains draws everything
         after x_T; None takes the keys of `bound`.
     """
     shape = positions.shape
@@ -119,7 +119,7 @@ def complete(
             ChainState(left, x, guess_at(bound, held_states, held_laws, left)),
             not_begun(drafter, x_T, left),
         )
-        keys = bound.window_keys(in_a_row, window_keys)
+        keys = bound.window_keys(in_a_row, later_keys)
         path, made = speculate_path(chains, keys, begun, drafter, bound.recipe.chain)
         counts = of_chains(made, shape[0])
     drawn = (jnp.arange(steps + 1)[:, None] < left) | ~on_its_way

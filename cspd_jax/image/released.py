@@ -139,11 +139,11 @@ def schedule(length: int, num_iter: int, runner: Runner) -> tuple[ScheduledStep,
     return tuple(steps)
 
 
-def plan_segments(
+def plan_phases(
     bound: BoundModel, steps: tuple[ScheduledStep, ...]
 ) -> list[tuple[Phase, GroupArrays, GroupArrays]]:
-    """Cuts the AR steps into segments, where the draft model takes over and where the
-    known tokens outgrow an encoder prefix. Returns each segment with its groups, and
+    """Cuts the AR steps into phases, where the draft model takes over and where the
+    known tokens outgrow an encoder prefix. Returns each phase with its groups, and
     with the blocks that are judged after them. A block of size 0 is not judged."""
     recipe = bound.recipe
 
@@ -152,7 +152,7 @@ def plan_segments(
             prefix for prefix in recipe.prefixes if prefix >= step.group.start
         )
 
-    segments = []
+    phases = []
     for (drafted, bucket), run in itertools.groupby(steps, place):
         groups, _, judged = zip(*run)
         firsts, sizes = zip(*(block or (0, 0) for block in judged))
@@ -160,8 +160,8 @@ def plan_segments(
         shapes = (sampler.Segment(bucket, width, recipe.respacing) for width in widths)
         arrays = sampler.group_arrays(groups, bound)
         blocks = GroupArrays(jnp.array(firsts), jnp.array(sizes), arrays.scale)
-        segments.append((Phase(drafted, *shapes), arrays, blocks))
-    return segments
+        phases.append((Phase(drafted, *shapes), arrays, blocks))
+    return phases
 
 
 # The test of a draft, and the proposals that replace a rejected draft.
@@ -353,11 +353,8 @@ def generate(
     network = batch.network
     length = network.seq_len
     steps = schedule(length, batch.recipe.num_iter, runner)
-    segments = plan_segments(target, steps)
-    padding = (
-        max(max(segment.group.width, segment.block.width) for segment, *_ in segments)
-        - 1
-    )
+    phases = plan_phases(target, steps)
+    padding = max(max(phase.group.width, phase.block.width) for phase, *_ in phases) - 1
     images = target.images
     zeros = jnp.zeros((images, length + padding, network.token_dim), target.dtype)
     marks = jnp.zeros(zeros.shape[:2], jnp.int8)
@@ -365,8 +362,8 @@ def generate(
         put_back(target.given, zeros), ChainEnd(Gaussian(zeros, zeros), zeros), marks
     )
     counts = no_counts(images)
-    for segment, groups, blocks in segments:
-        step = functools.partial(ar_step, inputs, segment)
+    for phase, groups, blocks in phases:
+        step = functools.partial(ar_step, inputs, phase)
         state, spent = sampler.one_by_one(target, step, state, groups, blocks)
         counts = add(counts, spent)
     # A mark is 1 or -1 for every draft, however far ahead it was made.
@@ -375,23 +372,23 @@ def generate(
 
 def ar_step(
     inputs: Inputs,
-    segment: Phase,
+    phase: Phase,
     state: RunnerState,
     group: GroupArrays,
     block: GroupArrays,
 ) -> tuple[RunnerState, Counts]:
     """Generates the group of an AR step, and judges the block that ends with it, if
     there is one."""
-    bound = inputs.draft if segment.drafted else inputs.target
+    bound = inputs.draft if phase.drafted else inputs.target
     made, (end, work) = sampler.ar_step(
-        bound, segment.group, PlainState(state.tokens), group, draw_ends
+        bound, phase.group, PlainState(state.tokens), group, draw_ends
     )
     write = lambda old, new: sampler.write_group(old, new, group.first)
     state = state._replace(tokens=made.tokens, end=jax.tree.map(write, state.end, end))
-    counts = of_draft(work) if segment.drafted else work
-    if not segment.block.width:
+    counts = of_draft(work) if phase.drafted else work
+    if not phase.block.width:
         return state, counts
-    judging = functools.partial(judge, inputs, segment.block)
+    judging = functools.partial(judge, inputs, phase.block)
     not_judging = lambda state, block: (state, no_counts(bound.images))
     state, judged = jax.lax.cond(block.size > 0, judging, not_judging, state, block)
     return state, add(counts, judged)

@@ -47,9 +47,9 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """The `Algorithm` that the shell runs to speculate over AR steps. It takes at
-    most as many rounds as `sampler.generate` takes AR steps. With an exact criterion its images
-    have the distribution of `sampler.generate` with `final_noise`."""
+    """The `Algorithm` that the shell runs to speculate over AR steps. It takes at most
+    as many rounds as `sampler.generate` takes AR steps. With an exact criterion its
+    images have the distribution of `sampler.generate` with `final_noise`."""
 
     criterion: Criterion = dataclasses.field(metadata=STATIC)
     inputs: Inputs

@@ -152,7 +152,9 @@ def test_the_law_speculated(name):
 
 def verified(change, window=8):
     """A block verified by `change` of the right verification and its arguments."""
-    return ChainSpeculation(window, verify=lambda *a: change(verify_gaussian_block, *a))
+    return ChainSpeculation(
+        window, verify_block=lambda *a: change(verify_gaussian_block, *a)
+    )
 
 
 def fresh_draw(right, key, p, q, drafts, valid):

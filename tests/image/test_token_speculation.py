@@ -80,7 +80,7 @@ class OneNoise(PaperCriterion):
     """Draft and target share what is random after x_T, whose use depends on steps that
     come later."""
 
-    def window_keys(self, inputs):
+    def unaligned_keys(self, inputs):
         return inputs.keys
 
 
