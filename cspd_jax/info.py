@@ -16,9 +16,9 @@ Array = jax.Array
 class Calls(NamedTuple):
     """The number of calls of a network, for the whole batch.
 
-    sequential: [] the number of calls that were made one after the other.
-    rows: [] the number of rows that these calls computed, padding included. A row is a
-        sequence of tokens, a token or a denoising step.
+    sequential: [...] the number of calls that were made one after the other.
+    rows: [...] the number of rows that these calls computed, padding included. A row is
+        a sequence of tokens, a token or a denoising step.
     """
 
     sequential: Array
