@@ -87,8 +87,20 @@ class Trials:
     most: int = 2**13
 
     def log_pi(self, log_ratios: Array) -> Array:
-        """Returns log pi_0, ..., log pi_M [M + 1] (`prefix_log_pi`)."""
-        return prefix_log_pi(log_ratios)
+        """Returns log pi_0, ..., log pi_M [M + 1] for the log ratio log p / q of each
+        draft [M].
+
+        Let R_i be the sum of the first i log ratios. Then log pi_i = R_i - max(R_0,
+        ..., R_i). For example, the log ratios [-1, 2, -3] have R = [0, -1, 1, -2] and
+        log pi = [0, -1, 0, -3]. A log ratio that is NaN counts as -1e9, so neither its
+        draft nor any draft after it is kept.
+        """
+        (log_ratios,) = at_least_float32(log_ratios)
+        ratios = jnp.where(
+            jnp.isnan(log_ratios), -_HUGE, jnp.clip(log_ratios, -_HUGE, _HUGE)
+        )
+        sums = jnp.concatenate([jnp.zeros_like(ratios[:1]), jnp.cumsum(ratios)])
+        return sums - jax.lax.cummax(sums)
 
     def uniforms(self, key: Array, count: int, dtype: jnp.dtype) -> Array:
         """Draws the numbers [count] that decide whether the first trial of each coin
@@ -250,23 +262,6 @@ def _verify(
     # a loop costs more than a trip.
     coins = jax.lax.while_loop(lambda coins: jnp.any(coins.open), trip, trip(coins))
     return VerifiedBlock(coins.last, coins.value, coins.truncated)
-
-
-def prefix_log_pi(log_ratios: Array) -> Array:
-    """Returns log pi_0, ..., log pi_M [M + 1] for the log ratio log p / q of each
-    draft [M].
-
-    Let R_i be the sum of the first i log ratios. Then log pi_i = R_i - max(R_0,
-    ..., R_i). For example, the log ratios [-1, 2, -3] have R = [0, -1, 1, -2] and
-    log pi = [0, -1, 0, -3]. A log ratio that is NaN counts as -1e9, so neither its
-    draft nor any draft after it is kept.
-    """
-    (log_ratios,) = at_least_float32(log_ratios)
-    ratios = jnp.where(
-        jnp.isnan(log_ratios), -_HUGE, jnp.clip(log_ratios, -_HUGE, _HUGE)
-    )
-    sums = jnp.concatenate([jnp.zeros_like(ratios[:1]), jnp.cumsum(ratios)])
-    return sums - jax.lax.cummax(sums)
 
 
 def _last_of(open: Array, count: int) -> Array:

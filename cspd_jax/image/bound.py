@@ -109,7 +109,7 @@ class BoundModel:
         """Returns the keys [R] with which speculated chains draw everything after x_T.
 
         positions: [B, G] the positions of the tokens; R is B G.
-        keys: [B] the keys of the images; None takes those of the bound model.
+        keys: [B] the keys of the images; None takes the keys of the bound model.
         """
         return window_keys(self.keys if keys is None else keys, positions).reshape(-1)
 

@@ -8,8 +8,10 @@ explain the change of x_0-hat.
 
 Gains depend on the respacing, the guidance and the temperature. So each combination has
 a file of its own in the checkpoint folder, which `cspd-jax calibrate` writes. Without a
-file the gains are fitted when images are prepared. Gains only change the number of head
-calls that speculation takes. Gains of another model make it slower, never wrong.
+file the gains are fitted when images are prepared. If each image has a guidance scale
+of its own, the gains are fitted to the mean scale, for all images. Gains only change
+the number of head calls that speculation takes. Gains of another model make it slower,
+never wrong.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class ChainDrafter(Protocol):
     def start(self, like: Array) -> Prediction:
         """Returns the guess for the noise x_T, before the first head call.
 
-        like: [R, d] the noise x_T, of which only the shape and the type matter.
+        like: [R, d] the noise x_T. Only its shape and its type matter.
         """
         ...
 

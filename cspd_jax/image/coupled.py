@@ -10,7 +10,7 @@ the tokens before it.
 The first drafted groups that are kept whole, and the group after them, were verified in
 the target's own context. They are final. The paths of later groups are completed
 together with the last final group, as new paths are (`criterion.Criterion.shift`). Only
-the blocks differ from those of `PathCriterion`.
+the blocks differ: `PathCriterion` makes one of all tokens.
 
 The law of a token may not depend on the tokens behind it, or it would change with them.
 So each token is a block of its own, with its own noise and coins in every round. The

@@ -284,7 +284,7 @@ def accept(
     inputs: Inputs, state: State, drafted: Drafted, stayed: Array, counted: Array
 ) -> State:
     """Writes the drafts that stay, and moves each image to its first group that does
-    not stay whole. Drafts that stay in this group are written too, and those of later
+    not stay whole. Drafts that stay in this group are written too, and drafts in later
     groups are not.
 
     A draft in one of these groups is marked as tested if `counted` includes it. If not,

@@ -159,7 +159,7 @@ class Batch:
 
     @classmethod
     def joined(cls, rows: ArrayTree, shared: Batch) -> Batch:
-        """Makes a batch of the two results of `split`. The rows may be those of fewer
+        """Makes a batch of the two results of `split`. The rows may belong to fewer
         images."""
         keys, labels, order, cfg, known = rows
         recipe = dataclasses.replace(shared.recipe, cfg=cfg, known=known)

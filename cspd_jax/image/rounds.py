@@ -101,7 +101,7 @@ def commit(inputs: Inputs, state: State, paths: Paths) -> State:
     each image on by one group. If the target drafts for itself, the paths of the
     remaining groups become the drafts.
 
-    Say an image is at group 6 and gamma is 3. The paths are those of groups 6 to 9. The
+    Say an image is at group 6 and gamma is 3. The paths belong to groups 6 to 9. The
     tokens of group 6 are written, the image is now at group 7, and the paths of groups
     7, 8 and 9 are its drafts.
     """

@@ -160,8 +160,8 @@ def contexts(
     inputs: Inputs, bound: BoundModel, tokens: Array, known: Array, lookahead: int = 1
 ) -> Array:
     """Reads contexts z [B, J, lookahead, G, H, D] in one backbone call. In entry [b, j,
-    k] all groups before group known[b, j] are known, and the contexts are those of the
-    tokens of group known[b, j] + k.
+    k] all groups before group known[b, j] are known, and the tokens of group
+    known[b, j] + k have these contexts.
 
     Say known is [[5, 6]], and lookahead is 2. Then two entries belong to group 6:
     [0, 0, 1], which shows the groups 0 to 4, and [0, 1, 0], which shows 0 to 5.

@@ -86,7 +86,7 @@ class NextStepConfig:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes, each of which is a prompt."""
+        """The number of classes. Each class is a prompt."""
         return self.prompts
 
     @property

@@ -25,7 +25,7 @@ class RunConfig:
 
     model: the configuration of the network.
     data: the data set.
-    steps: the number of steps, each of which takes one batch.
+    steps: the number of steps. Each step takes one batch.
     batch: the number of images, or of rows of text, per step.
     accumulate: the number of batches whose mean gradient makes one step of the
         optimiser.
