@@ -29,6 +29,7 @@ from cspd_jax.image.chain_drafters import frozen
 
 DRAWS = 20_000
 FALSE_ALARM = 1e-4
+AT_ONCE = 4 * DRAWS  # rows of a head call that is compiled for all chains alone
 normal = jax.random.normal
 
 
@@ -167,8 +168,8 @@ def main() -> None:
             (f"one draw: {name or 'the library'}", np.asarray(drawn)[:, 0], 0.0, 1.0)
         )
     for name, how in (
-        ("the library", ChainSpeculation(4)),
-        ("noise of dropped drafts comes again", Careless(4)),
+        ("the library", ChainSpeculation(4, AT_ONCE)),
+        ("noise of dropped drafts comes again", Careless(4, AT_ONCE)),
     ):
         drawn, calls = tokens(jax.random.key(1), how)
         panels.append(

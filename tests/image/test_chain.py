@@ -31,6 +31,7 @@ HEAD = HEADS["ddim100"]
 STEPS = 100
 DIM = 16
 NOISY = {"final_noise": True}
+WHOLE = 10**6  # rows of a call that is never compiled for fewer chains
 COLD = {"final_noise": False, "temperature": 0.95}
 
 
@@ -98,10 +99,11 @@ class Misreported(BiasedWindow):
 
 def speculated(spec, kind, how, rows, options, x=None, drafter=None, active=True):
     """Paths of chains and their counts. kind: a class of drafters. how: a
-    `ChainSpeculation`, or its window. active: rows that are wanted."""
+    `ChainSpeculation`, or the window of calls that leave nobody out. active: rows that
+    are wanted."""
     steps = len(HEADS[spec].schedule.timestep_map)
     drafter = drafter or kind(*frozen(steps, DIM))
-    how = ChainSpeculation(how) if isinstance(how, int) else how
+    how = ChainSpeculation(how, WHOLE) if isinstance(how, int) else how
     left = jnp.where(jnp.broadcast_to(active, rows), steps, 0)
 
     @jax.jit
@@ -143,9 +145,7 @@ def test_the_law_speculated(name):
 
 def verified(change, window=8):
     """A block verified by `change` of the right verification and its arguments."""
-    return ChainSpeculation(
-        window, verify_block=lambda *a: change(verify_gaussian_block, *a)
-    )
+    return ChainSpeculation(window, WHOLE, lambda *a: change(verify_gaussian_block, *a))
 
 
 def fresh_draw(right, key, p, q, drafts, valid):
@@ -191,7 +191,7 @@ WRONG = {
     "everything kept": drafted(
         verified(lambda right, key, p, q, *a: right(key, q, q, *a))
     ),
-    "noise and coins of every call the same": drafted(TheSameNumbers(8)),
+    "noise and coins of every call the same": drafted(TheSameNumbers(8, WHOLE)),
     "q nearer to p than what was drawn from": drafted(verified(nearer)),
     "p without the temperature": drafted(verified(untempered)),
     "another q than was drawn from": in_place_of("at once", 1, Misreported),
@@ -251,7 +251,8 @@ def test_counts(final_noise):
     """And rows that are not active cost nothing."""
     active = jnp.arange(64) < 48
     options = {"final_noise": final_noise}
-    _, counts = speculated("ddim100", BiasedSteps, 8, 64, options, active=active)
+    how = ChainSpeculation(8)
+    _, counts = speculated("ddim100", BiasedSteps, how, 64, options, active=active)
     chex.assert_trees_all_equal(
         counts.tested, np.where(active, STEPS - (not final_noise), 0)
     )
@@ -275,7 +276,7 @@ def test_finished_rows_that_are_left_out_change_nothing():
         return path, head.sequential, counts._replace(calls={}), head.rows
 
     *packed, rows = run(100)
-    *whole, all_rows = run(10**6)
+    *whole, all_rows = run(WHOLE)
     chex.assert_trees_all_close(packed, whole, rtol=1e-5, atol=1e-5)
     assert all_rows == whole[1] * 8 * 64 > 1.1 * rows
 
