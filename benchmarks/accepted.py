@@ -20,7 +20,6 @@ from toy import Parser, begin, load, say
 
 import cspd_jax
 from cspd_jax.coupling.block import VerifiedBlock
-from cspd_jax.image import rounds
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.criterion import PathCriterion
 from cspd_jax.image.generation import prepare
@@ -71,7 +70,7 @@ def record(name: str, gamma: int, coupled: bool, toy: bool) -> list[list[list[in
     options = cspd_jax.Options(**model.sampling)
     labels = np.arange(IMAGES) % model.config.num_classes
     batch = prepare(jax.random.key(0), model, labels, method, options)
-    begun = rounds.bound_rounds(batch, method.speculation(batch))
+    begun = method.rounds(batch)
     inputs = begun.inputs
     state = begun.begin()
 

@@ -34,7 +34,7 @@ from toy import narrow
 import cspd_jax
 from cspd_jax import shell
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import criterion, rounds, sampler
+from cspd_jax.image import rounds, sampler
 from cspd_jax.image.bound import bind
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.generation import resolve
@@ -377,7 +377,7 @@ def step_program(network: Any, options: Options, first: int, tokens: int) -> Cal
         wanted = tuple(group for group in groups if first <= group.start)[:tokens]
         assert len(wanted) == tokens
         bound = bind(batch)
-        state = sampler.empty_state(bound)
+        state, _ = sampler.begin(bound)
         arrays = sampler.group_arrays(wanted, bound)
         state, work = sampler.ar_steps(bound, segment, state, arrays)
         return state.tokens, work
@@ -396,8 +396,7 @@ def round_program(
         batch = batch_of(model, options, keys, labels, chains)
         how = replaying(method.criterion, blocks, first)
         # As many drafts as were recorded.
-        ahead = criterion.Speculation(how, method.gamma)
-        made = rounds.bound_rounds(batch, ahead)
+        made = rounds.bound_rounds(batch, how, method.gamma)
         group = jnp.full(labels.shape, first, jnp.int32)
         drafts = jnp.full_like(group, method.gamma)
         begun = made.begin()._replace(group=group, num_drafts=drafts)

@@ -36,7 +36,7 @@ from cspd_jax import masked, shell, text
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.coupled import CoupledCriterion
-from cspd_jax.image.criterion import PathCriterion, Speculation
+from cspd_jax.image.criterion import PathCriterion
 from cspd_jax.image.methods import Released
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
@@ -66,7 +66,7 @@ PAPER = {"criterion": PaperCriterion}
 
 
 def ahead(gamma, criterion=PathCriterion, draft_cost=None, prefill=0.0, **of_criterion):
-    return Speculation(criterion(**of_criterion), gamma, draft_cost, prefill)
+    return criterion(**of_criterion), gamma, draft_cost, prefill
 
 
 def _options(
@@ -105,7 +105,7 @@ def plain_tokens(*model, **settings):
 
 def outer_tokens(speculation, **settings):
     return tokens_and_marks(
-        shell.run(rounds.bound_rounds(batch(**settings), speculation))
+        shell.run(rounds.bound_rounds(batch(**settings), *speculation))
     )
 
 
@@ -129,7 +129,7 @@ def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
     asked = batch_of(MARModel(config, jnp.float64), params, keys, labels, options)
     if method == "plain":
         return (sampler.generate(asked).tokens,)
-    return tokens_and_marks(shell.run(rounds.bound_rounds(asked, ahead(gamma=2))))
+    return tokens_and_marks(shell.run(rounds.bound_rounds(asked, *ahead(gamma=2))))
 
 
 IMAGE = {

@@ -108,12 +108,14 @@ class Chains(NamedTuple):
         eps, v = predict(self.denoiser, self.params, x, modulations, self.scale)
         return transition(c, x, eps, v)
 
+    @property
+    def log_scale(self) -> Array:
+        """The number that the temperature adds to every log variance."""
+        return 2 * jnp.log(jnp.asarray(self.temperature, self.c.h.dtype))
+
     def widened(self, p: Gaussian) -> Gaussian:
         """Returns p with its standard deviation multiplied by the temperature."""
-        return Gaussian(
-            p.mean,
-            p.log_var + 2 * jnp.log(jnp.asarray(self.temperature, p.log_var.dtype)),
-        )
+        return Gaussian(p.mean, p.log_var + self.log_scale)
 
 
 class Start(NamedTuple):

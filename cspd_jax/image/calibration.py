@@ -31,7 +31,7 @@ from cspd_jax.diffusion.chain import predict
 from cspd_jax.diffusion.gaussian import predicted_x0, transition_from_x0
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel, bind
-from cspd_jax.image.chain_drafters import NoiseCorrected
+from cspd_jax.image.chain_drafters import ChainDrafter, NoiseCorrected
 from cspd_jax.image.order import Random, Raster
 from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.keys import row_keys, seed_key
@@ -49,20 +49,13 @@ _FITTED: weakref.WeakKeyDictionary[ImageModel, dict[str, NoiseCorrected]] = (
 )
 
 
-def calibrated(model: ImageModel, draft: ImageModel | None, recipe: Recipe) -> Recipe:
-    """Returns the recipe with drafters of denoising steps that were fitted to the model
-    and to the draft model. Without speculation along the chains the recipe stays as it
-    is."""
-    if recipe.chain is None:
-        return recipe
-    own = drafter_for(model, recipe)
-    small = own if draft is None else drafter_for(draft, recipe)
-    return dataclasses.replace(recipe, drafter=own, draft_drafter=small)
-
-
-def drafter_for(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
+def drafter_for(model: ImageModel, recipe: Recipe) -> ChainDrafter:
     """Returns the model's drafter for this recipe. It is read from the checkpoint
-    folder if its file exists. If not, it is fitted once and then kept in memory."""
+    folder if its file exists. If not, it is fitted once and then kept in memory.
+    Without speculation along the chains nothing is fitted, and the recipe keeps its
+    drafter."""
+    if recipe.chain is None:
+        return recipe.drafter
     path = file_of(model, recipe)
     if path is not None and path.exists():
         return read(path)
@@ -117,9 +110,8 @@ def calibrate(batch: Batch) -> NoiseCorrected:
     length = batch.network.seq_len
     ((segment, groups),) = sampler.plan_segments(length, batch.recipe)
     step = functools.partial(sampler.ar_step, bound, segment, draw=record_chains)
-    state, seen = jax.lax.scan(
-        step, sampler.empty_state(bound), sampler.group_arrays(groups, bound)
-    )
+    start, _ = sampler.begin(bound)
+    state, seen = jax.lax.scan(step, start, sampler.group_arrays(groups, bound))
     limit = _SPARE * jnp.max(jnp.abs(state.tokens[:, :length]))
     *by_step, used = seen
     x0, v, deviation = (jnp.moveaxis(a, 1, 0) for a in by_step)  # [S, T, B, G, d]

@@ -174,11 +174,6 @@ class ChainInputs(NamedTuple):
     keys: Array
     lanes: Array
 
-    @property
-    def log_scale(self) -> Array:
-        """The number that the temperature adds to every log variance."""
-        return 2 * jnp.log(jnp.asarray(self.chains.temperature, self.chains.c.h.dtype))
-
 
 def speculate_chain(
     chains: Chains,
@@ -229,7 +224,7 @@ def _speculate(
     rows, dim = begun.x.shape
     inputs = chain_inputs(chains, keys, drafter, speculation)
     path = jnp.zeros((chains.steps, rows, 3 * dim * record), begun.x.dtype)
-    carry = begun, path, no_counts(rows)
+    carry = begun, path, no_head_calls(rows)
     sizes = speculation.sizes(rows, chains.halves)
     for size, fewer in itertools.pairwise((*sizes, 0)):
         with jax.named_scope(f"of_{size}_chains"):
@@ -275,7 +270,7 @@ def speculate_packed(
     lanes = jnp.argsort(chain.left == 0, stable=True)[:size]
     few = inputs._replace(lanes=lanes, keys=inputs.keys[lanes])
     mine = jax.tree.map(lambda a: a[lanes], chain)
-    mine, path, made = speculate_until(few, mine, path, no_counts(size), fewer)
+    mine, path, made = speculate_until(few, mine, path, no_head_calls(size), fewer)
     chain = jax.tree.map(lambda old, new: old.at[lanes].set(new), chain, mine)
     add_in = lambda old, new: old.at[lanes].add(new) if old.ndim else old + new
     return chain, path, jax.tree.map(add_in, counts, made)
@@ -317,6 +312,7 @@ def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array) -> ChainDra
     the window."""
     length = inputs.speculation.window
     c = inputs.chains.c
+    log_scale = inputs.chains.log_scale
     ahead = jnp.arange(length)[:, None]
     dim = chain.x.shape[-1]
     steps = jnp.maximum(chain.left - 1 - ahead, 0)
@@ -327,7 +323,7 @@ def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array) -> ChainDra
     noise = jax.vmap(draw, out_axes=1)(keys).astype(chain.x.dtype)
     window = own_window(inputs.drafter)
     if window is not None:
-        after, q = window(c, steps, chain.guess, chain.x, noise, inputs.log_scale)
+        after, q = window(c, steps, chain.guess, chain.x, noise, log_scale)
         return ChainDraft(
             steps, jnp.concatenate([chain.x[None], after[:-1]]), after, q, valid
         )
@@ -336,7 +332,7 @@ def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array) -> ChainDra
         x, guess = carry
         t, noise = own
         q = inputs.drafter.distribution(at_steps(c, t), guess, x)
-        q = Gaussian(q.mean, q.log_var + inputs.log_scale)
+        q = Gaussian(q.mean, q.log_var + log_scale)
         deviation = jnp.exp(0.5 * q.log_var) * noise
         after = q.mean + deviation
         return (after, inputs.drafter.advance(t, guess, x, deviation)), (x, after, q)
@@ -353,7 +349,7 @@ def target_laws(inputs: ChainInputs, draft: ChainDraft) -> tuple[Gaussian, Predi
     eps, v = inputs.network(draft.steps, inputs.lanes, draft.before)
     predicted = Prediction(predicted_x0(c, draft.before, eps), v)
     p = transition_from_x0(c, draft.before, predicted.x0, predicted.v)
-    return Gaussian(p.mean, p.log_var + inputs.log_scale), predicted
+    return inputs.chains.widened(p), predicted
 
 
 def commit(
@@ -413,7 +409,7 @@ def where_row(chosen: Array, new: Array, old: Array) -> Array:
     return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
-def no_counts(chains: int) -> Counts:
+def no_head_calls(chains: int) -> Counts:
     """Returns the counts of chains before the first head call. Along a chain a round is
     a head call. With guidance a head call has twice as many rows."""
     none = jnp.zeros(chains, jnp.int32)

@@ -78,35 +78,24 @@ def generated(
     return Generated(by_position(tokens, order), info)
 
 
-def calls(rows: int, times: int = 1) -> Calls:
-    """Returns the count of `times` calls, made one after the other, on `rows` rows
-    each."""
-    return Calls(jnp.int32(times), jnp.int32(times * rows))
-
-
 def no_counts(images: int) -> Counts:
     """Returns the counts of images for which no call was made yet."""
     none = jnp.zeros(images, jnp.int32)
-    return Counts(none, none, none, none, {name: calls(0, 0) for name in NETWORKS})
+    no_calls = Calls(jnp.int32(0), jnp.int32(0))
+    return Counts(none, none, none, none, dict.fromkeys(NETWORKS, no_calls))
 
 
-def with_calls(counts: Counts, **made: Calls) -> Counts:
+def with_calls(counts: Counts, made: dict[str, Calls]) -> Counts:
     """Returns the counts with the calls of some networks, given by name, replaced."""
     return counts._replace(calls=counts.calls | made)
 
 
-def backbone_counts(bound: BoundModel, sequences: int) -> Counts:
-    """Returns the counts of one backbone call on this many sequences; with guidance the
-    call has twice as many rows."""
-    made = calls(sequences * bound.halves)
-    return with_calls(no_counts(bound.images), backbone=made)
-
-
-def head_counts(bound: BoundModel, count: int, rows: int) -> Counts:
-    """Returns the counts of `count` head calls on `rows` rows each; with guidance the
-    calls have twice as many rows."""
-    made = calls(rows * bound.halves, count)
-    return with_calls(no_counts(bound.images), head=made)
+def called(bound: BoundModel, network: str, rows: int, times: int = 1) -> Counts:
+    """Returns the counts of `times` calls of one of the `NETWORKS`, made one after the
+    other, on `rows` rows each. With guidance they have twice as many rows."""
+    times_rows = jnp.int32(times * rows * bound.halves)
+    made = Calls(jnp.int32(times), times_rows)
+    return with_calls(no_counts(bound.images), {network: made})
 
 
 def of_chains(counts: Counts, images: int) -> Counts:
@@ -118,7 +107,7 @@ def of_chains(counts: Counts, images: int) -> Counts:
         accepted=by_image(counts.accepted),
         truncated=by_image(counts.truncated),
     )
-    return with_calls(summed, **counts.calls)
+    return with_calls(summed, counts.calls)
 
 
 def of_draft(counts: Counts) -> Counts:
@@ -126,4 +115,4 @@ def of_draft(counts: Counts) -> Counts:
     that were tested along its chains are left out."""
     named = {f"draft {name}": counts.calls[name] for name in ("backbone", "head")}
     nothing = no_counts(len(counts.truncated))
-    return with_calls(nothing._replace(truncated=counts.truncated), **named)
+    return with_calls(nothing._replace(truncated=counts.truncated), named)

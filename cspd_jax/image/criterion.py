@@ -34,7 +34,7 @@ from cspd_jax._utils.options import option
 from cspd_jax.coupling.block import VerifiedBlock, verify_gaussian_block
 from cspd_jax.coupling.draft_length import best_draft_length
 from cspd_jax.image.bound import BoundModel
-from cspd_jax.image.counts import backbone_counts
+from cspd_jax.image.counts import called
 from cspd_jax.image.paths import Partial, Paths, complete, laws
 from cspd_jax.image.state import (
     Drafted,
@@ -99,7 +99,7 @@ class Criterion(Protocol):
         tokens = with_drafts(inputs, state)
         z = contexts(inputs, inputs.target, tokens, known, inputs.ahead + 1)
         drafted = Drafted(groups, exists(inputs, groups) & used[..., None], z)
-        return drafted, backbone_counts(inputs.target, known.size)
+        return drafted, called(inputs.target, "backbone", known.size)
 
     def shift(
         self,
@@ -164,25 +164,6 @@ class Criterion(Protocol):
         G, H, D]."""
         scale = scales(inputs, groups)
         return complete(bound, partial, positions(inputs, groups), z, scale)
-
-
-@dataclasses.dataclass(frozen=True)
-class Speculation:
-    """How groups are drafted ahead. `image.methods` describes these options for users.
-
-    criterion: the test of drafted tokens, and the rule that replaces rejected ones.
-    gamma: the most groups that are drafted ahead.
-    draft_cost: None drafts gamma groups always. A number is the cost of a drafted AR
-        step, as a share of the cost of one of the target's AR steps. Each image then
-        drafts as many groups as pay off at its rate of acceptance so far.
-    prefill: the share of the groups that come from the target alone, to which one more
-        group is added. If it is 0, no group need come from the target alone.
-    """
-
-    criterion: Criterion
-    gamma: int = 8
-    draft_cost: float | None = None
-    prefill: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

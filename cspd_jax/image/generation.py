@@ -22,7 +22,7 @@ from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError, check_draft, check_method, check_options
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image.calibration import calibrated
+from cspd_jax.image.calibration import drafter_for
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.chain_drafters import frozen
 from cspd_jax.image.known import of_every_image
@@ -104,7 +104,6 @@ def resolve(
         cfg=np.broadcast_to(np.asarray(options.cfg, float), (images,)),
         temperature=options.temperature,
         drafter=drafter,
-        draft_drafter=drafter,
         known=known,
     )
 
@@ -192,16 +191,18 @@ def prepare(
     recipe = resolve(model, method, options, len(found))
     draft = method.draft
     alone: Any = method
+    small = None
     if draft is not None:
         alone = dataclasses.replace(alone, draft=None)
+        small = Draft(draft.network, draft.params, drafter_for(draft, recipe))
     return Batch(
         network=model.network,
         method=alone,
         params=model.params,
         keys=keys_per_row(key, len(found)),
         labels=jnp.asarray(found),
-        recipe=calibrated(model, draft, recipe),
-        draft=None if draft is None else Draft(draft.network, draft.params),
+        recipe=dataclasses.replace(recipe, drafter=drafter_for(model, recipe)),
+        draft=small,
     )
 
 

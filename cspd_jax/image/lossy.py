@@ -20,7 +20,6 @@ from cspd_jax.image.order import (
     Group,
     Order,
     check_square,
-    random_order,
     reveal_groups,
 )
 
@@ -134,7 +133,7 @@ class Checkerboard(Order):
     def order(self, key: Array, length: int) -> Array:
         """Returns a random order of the positions [L] in which the first colour comes
         before the second."""
-        order = random_order(key, length)
+        order = jax.random.permutation(key, length)
         return order[jnp.argsort(_colour(order, length), stable=True)]
 
     @property

@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Protocol
 from cspd_jax import shell
 from cspd_jax._utils.options import documented, option, reported
 from cspd_jax.check import UserError
-from cspd_jax.image import released, rounds, sampler
+from cspd_jax.image import released, sampler
 from cspd_jax.image.coupled import CoupledCriterion
-from cspd_jax.image.criterion import Criterion, PathCriterion, Speculation
+from cspd_jax.image.criterion import Criterion, PathCriterion
 from cspd_jax.image.options import Options
 from cspd_jax.image.recipe import Batch
+from cspd_jax.image.rounds import Rounds, bound_rounds
 from cspd_jax.info import Exactness, Generated
 from cspd_jax.models import ImageModel
 
@@ -108,28 +109,28 @@ class _Rounds(Method):
     def criterion_name(self) -> str:
         return self.criterion.name
 
-    def speculation(self, batch: Batch) -> Speculation:
-        """Returns the static options of the rounds. Their gamma is at most the number
-        of groups that can be drafted."""
-        # A target that drafts for itself cannot draft the first group.
-        most = len(batch.recipe.groups) - (batch.draft is None)
-        gamma = min(self.gamma, max(1, most))
-        return Speculation(self.criterion, gamma, self.draft_cost, self.prefill)
+    def rounds(self, batch: Batch) -> Rounds:
+        """Returns the rounds that make the images of a batch."""
+        return bound_rounds(
+            batch, self.criterion, self.gamma, self.draft_cost, self.prefill
+        )
 
     def generate(self, batch: Batch) -> Generated:
-        return shell.run(rounds.bound_rounds(batch, self.speculation(batch)))
+        return shell.run(self.rounds(batch))
 
     def stream(self, batch: Batch) -> Iterator[Generated]:
-        return shell.stream(rounds.bound_rounds(batch, self.speculation(batch)))
+        return shell.stream(self.rounds(batch))
 
     def exactness(self, options: Options) -> Exactness:
         return self.criterion.exactness()
 
     def describe(self) -> dict[str, object]:
-        own = reported(
-            Speculation(self.criterion, self.gamma, self.draft_cost, self.prefill)
-        )
-        return {**own, **own["criterion"], "criterion": self.criterion_name}
+        names = ("gamma", "draft_cost", "prefill")
+        return {
+            "criterion": self.criterion_name,
+            **{name: getattr(self, name) for name in names},
+            **reported(self.criterion),
+        }
 
 
 @documented

@@ -40,12 +40,6 @@ def prefix_lengths(length: int, buckets: int) -> list[int]:
     return [min(length, unit * (i + 1)) for i in range(-(-length // unit))]
 
 
-def random_order(key: Array, length: int) -> Array:
-    """Returns a random order of the positions, [L]. The token at the first position of
-    the order is generated first."""
-    return jax.random.permutation(key, length)
-
-
 def mask_lengths(length: int, num_iter: int) -> list[int]:
     """Returns the numbers of tokens that MAR leaves masked after each of the `num_iter`
     AR steps. The last number is at least 1, although the last AR step reveals all
@@ -105,7 +99,7 @@ class Order:
 
     def order(self, key: Array, length: int) -> Array:
         """Returns the positions [L] in the order in which they are revealed."""
-        return random_order(key, length)
+        return jax.random.permutation(key, length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +143,7 @@ class Spread(Order):
     def order(self, key: Array, length: int) -> Array:
         """Returns the positions [L] in the order in which they are revealed. If several
         tokens are equally far, the first of them in a random order is next."""
-        positions = random_order(key, length)
+        positions = jax.random.permutation(key, length)
         side = math.isqrt(length)
         row = positions // side
         column = positions % side

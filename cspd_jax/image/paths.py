@@ -22,12 +22,11 @@ from cspd_jax.diffusion.chain import (
     path_laws,
     sample_path,
 )
-from cspd_jax.diffusion.gaussian import Gaussian, coefficients, implied
-from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.diffusion.gaussian import Gaussian, implied
 from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.chain import ChainState, not_begun, speculate_path, where_row
-from cspd_jax.image.chain_drafters import Prediction
-from cspd_jax.image.counts import head_counts, of_chains
+from cspd_jax.image.chain_drafters import ChainDrafter, Prediction, at_steps
+from cspd_jax.image.counts import called, of_chains
 from cspd_jax.info import Counts
 
 Array = jax.Array
@@ -110,13 +109,14 @@ def complete(
         noise = bound.chain_noise(in_a_row)
         x_T = noise[-1]
         path = sample_path(chains, noise, Start(left, where_row(on_its_way, x, x_T)))
-        counts = head_counts(bound, steps, len(x_T))
+        counts = called(bound, "head", len(x_T), times=steps)
     else:
         drafter = bound.recipe.drafter
         x_T = bound.chain_ends(in_a_row)
+        guess = guess_at(chains, drafter, held_states, held_laws, left)
         begun = jax.tree.map(
             lambda old, new: where_row(on_its_way, old, new),
-            ChainState(left, x, guess_at(bound, held_states, held_laws, left)),
+            ChainState(left, x, guess),
             not_begun(drafter, x_T, left),
         )
         keys = bound.window_keys(in_a_row, later_keys)
@@ -148,7 +148,7 @@ def laws(
     count = path_law_calls(steps, rows.shape[1] * z.shape[-2])
     shape = (*states.shape[:-2], steps, states.shape[-1])
     back = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(shape), found)
-    return back, head_counts(bound, count, steps // count * rows.shape[1])
+    return back, called(bound, "head", steps // count * rows.shape[1], times=count)
 
 
 def by_step(a: Array) -> Array:
@@ -158,7 +158,7 @@ def by_step(a: Array) -> Array:
 
 
 def guess_at(
-    bound: BoundModel, states: Array, laws: Gaussian, left: Array
+    chains: Chains, drafter: ChainDrafter, states: Array, laws: Gaussian, left: Array
 ) -> Prediction:
     """Returns the chain drafter's guess of the head's output at the newest state of
     each path. The guess has no meaning for a path that has not begun.
@@ -172,17 +172,14 @@ def guess_at(
     left: [R] the number of steps that are left of each path.
     """
     rows = jnp.arange(len(left))
-    step = jnp.minimum(left, bound.steps - 1)
+    step = jnp.minimum(left, chains.steps - 1)
     x = states[step, rows]
     before = states[step + 1, rows]
     p: Gaussian = jax.tree.map(lambda a: a[step, rows], laws)
-    schedule = coefficients(sampling_schedule(bound.recipe.respacing), bound.dtype)
-    c = jax.tree.map(lambda a: a[step][:, None], schedule)
     # The law p includes the temperature, and the head's prediction does not.
-    temperature = jnp.asarray(bound.recipe.temperature, bound.dtype)
-    cooled = Gaussian(p.mean, p.log_var - 2 * jnp.log(temperature))
-    predicted = Prediction(*implied(c, before, cooled))
-    return bound.recipe.drafter.advance(step, predicted, before, x - p.mean)
+    without = Gaussian(p.mean, p.log_var - chains.log_scale)
+    predicted = Prediction(*implied(at_steps(chains.c, step), before, without))
+    return drafter.advance(step, predicted, before, x - p.mean)
 
 
 def chains_of(bound: BoundModel, z: Array, scale: Array) -> Chains:

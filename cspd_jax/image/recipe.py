@@ -50,7 +50,6 @@ class Recipe:
     cfg: [B] the guidance scale of each image.
     temperature: [] the factor of the standard deviation of every denoising step.
     drafter: the drafter of the model's denoising steps.
-    draft_drafter: the drafter of the draft model's denoising steps.
     known: the tokens that stay as they are; None if there are none.
     """
 
@@ -68,7 +67,6 @@ class Recipe:
     cfg: Array | np.ndarray
     temperature: Array | float
     drafter: ChainDrafter
-    draft_drafter: ChainDrafter
     known: Known | None
 
     @property
@@ -91,10 +89,16 @@ class Recipe:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """The draft model of a batch: its network (static) and its parameters."""
+    """The draft model of a batch.
+
+    network: its network (static).
+    params: its parameters.
+    drafter: the drafter of its denoising steps; None for the target's.
+    """
 
     network: TokenModel = dataclasses.field(metadata=STATIC)
     params: ArrayTree | None = None
+    drafter: ChainDrafter | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -135,7 +139,9 @@ class Batch:
 
     def of_draft(self, draft: Draft) -> Batch:
         """Returns the same batch with the draft model in place of the target."""
-        recipe = dataclasses.replace(self.recipe, drafter=self.recipe.draft_drafter)
+        recipe = self.recipe
+        if draft.drafter is not None:
+            recipe = dataclasses.replace(recipe, drafter=draft.drafter)
         return dataclasses.replace(
             self, network=draft.network, params=draft.params, recipe=recipe
         )

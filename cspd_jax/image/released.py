@@ -32,17 +32,18 @@ this module does not imitate.
 For a rejected token, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F p(x)).
 The tries go on until a proposal was taken for each token of the block, even for a token
 whose draft was accepted. If a later proposal is taken, it replaces the earlier one. The
-runner repeats the tries for the whole batch until each row is done. With recorded
-numbers (`Recorded`) this module does the same. With keys each image stops by itself,
-and does not depend on the images next to it.
+runner repeats the tries for the whole batch until each row is done. Here each image
+stops by itself, and does not depend on the images next to it, unless its `Numbers` say
+otherwise, as recorded ones do.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -261,48 +262,33 @@ def propose(
 # The random numbers.
 
 
-class Recorded(NamedTuple):
-    """Recorded random numbers by position, which replace the numbers from the keys.
-    They are for parity tests. There are numbers for K tries, at least max_resamples.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """The random numbers of the tests and of the tries, which are drawn from keys.
 
-    test: [B, L] the uniform numbers of the tests.
-    proposal: [K, B, L, d] the normal numbers of the tries.
-    proposal_test: [K, B, L] the uniform numbers of the tries.
+    keys: [B] the key of each image.
+    together: whether all images make tries until each of them is done. If not, each
+        image stops by itself.
     """
 
-    test: Array
-    proposal: Array
-    proposal_test: Array
+    keys: Array
+    together: ClassVar[bool] = False
 
+    def of_test(self, positions: Array) -> Array:
+        """Returns the uniform numbers [B, W] of the tests at `positions` [B, W]."""
+        return _uniforms(purpose_keys(self.keys, Purpose.TEST), positions)
 
-def accept_uniforms(keys: Array, recorded: Recorded | None, positions: Array) -> Array:
-    """Returns the uniform numbers [B, W] of the tests at `positions` [B, W]."""
-    if recorded is not None:
-        return jnp.take_along_axis(recorded.test, positions, axis=1)
-    return _uniforms(purpose_keys(keys, Purpose.TEST), positions)
-
-
-def proposal_numbers(
-    keys: Array, recorded: Recorded | None, positions: Array, dim: int, number: Array
-) -> tuple[Array, Array]:
-    """Returns the normal numbers [B, W, d] and the uniform numbers [B, W] of the try
-    with a number, at `positions` [B, W]."""
-    if recorded is not None:
-        normal = jnp.take_along_axis(
-            recorded.proposal[number], positions[..., None], axis=1
+    def of_try(self, positions: Array, dim: int, number: Array) -> tuple[Array, Array]:
+        """Returns the normal numbers [B, W, d] and the uniform numbers [B, W] of the
+        try with a number, at `positions` [B, W]."""
+        own = lambda purpose: jax.vmap(jax.random.fold_in, (0, None))(
+            purpose_keys(self.keys, purpose), number
         )
-        return normal, jnp.take_along_axis(
-            recorded.proposal_test[number], positions, axis=1
-        )
-
-    def of_try(purpose: Purpose) -> Array:
-        return jax.vmap(jax.random.fold_in, (0, None))(
-            purpose_keys(keys, purpose), number
-        )
-
-    draw = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, (dim,), jnp.float32)))
-    normal = draw(at_positions(of_try(Purpose.PROPOSAL), positions))
-    return normal, _uniforms(of_try(Purpose.PROPOSAL_TEST), positions)
+        normal = jax.vmap(
+            jax.vmap(lambda key: jax.random.normal(key, (dim,), jnp.float32))
+        )(at_positions(own(Purpose.PROPOSAL), positions))
+        return normal, _uniforms(own(Purpose.PROPOSAL_TEST), positions)
 
 
 def _uniforms(keys: Array, positions: Array) -> Array:
@@ -331,25 +317,26 @@ class Inputs(NamedTuple):
     target: the target, which generates the first groups and judges the drafts.
     draft: the draft model, which generates the remaining groups.
     runner: the options of the runner.
-    recorded: recorded random numbers; None draws them from the keys.
+    numbers: the random numbers of the tests and of the tries.
     """
 
     target: BoundModel
     draft: BoundModel
     runner: Runner
-    recorded: Recorded | None
+    numbers: Numbers
 
 
 @functools.partial(outermost_jit, static_argnames="runner")
-def generate(
-    batch: Batch, runner: Runner, recorded: Recorded | None = None
-) -> Generated:
+def generate(batch: Batch, runner: Runner, numbers: Numbers | None = None) -> Generated:
     """Makes the images of a batch that has a draft model. The count `truncated` is the
-    number of tokens that were left at zero."""
+    number of tokens that were left at zero.
+
+    numbers: random numbers in place of those from the keys of the images.
+    """
     assert batch.draft is not None
     target = bind(batch)
     drafting = bind(batch.of_draft(batch.draft))
-    inputs = Inputs(target, drafting, runner, recorded)
+    inputs = Inputs(target, drafting, runner, numbers or Numbers(batch.keys))
     network = batch.network
     length = network.seq_len
     steps = schedule(length, batch.recipe.num_iter, runner)
@@ -403,29 +390,26 @@ def judge(
         lambda a: jax.lax.dynamic_slice_in_dim(a, block.first, segment.width, axis=1),
         state.end,
     )
-    keys = inputs.target.keys
     dim = inputs.target.network.token_dim
     runner = inputs.runner
-    recorded = inputs.recorded
+    numbers = inputs.numbers
 
     def draw(
         bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
     ) -> tuple[Array, ArrayTree]:
         _, (p, work) = draw_ends(bound, z, positions, used, scale)
-        u = accept_uniforms(keys, recorded, positions)
+        u = numbers.of_test(positions)
         accepted = used & (
             jnp.log(u) < log_acceptance_ratio(p, q, runner.inner_temperature)
         )
-        numbers = functools.partial(proposal_numbers, keys, recorded, positions, dim)
-        together = recorded is not None
         found = propose(
             p,
             q,
             used,
             accepted,
-            numbers,
+            functools.partial(numbers.of_try, positions, dim),
             max_resamples=runner.max_resamples,
-            together=together,
+            together=numbers.together,
         )
         zeros = jnp.sum(used & ~accepted & ~found.taken, axis=1, dtype=jnp.int32)
         marks = jnp.where(accepted, 1, jnp.where(used, -1, 0))

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.image.bound import bind
-from cspd_jax.image.counts import backbone_counts, generated, no_counts, of_draft
-from cspd_jax.image.criterion import Criterion, Speculation, choose_num_drafts
+from cspd_jax.image.counts import called, generated, no_counts, of_draft
+from cspd_jax.image.criterion import Criterion, choose_num_drafts
 from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.paths import Paths, nothing_drawn
 from cspd_jax.image.recipe import STATIC, Batch
@@ -140,7 +140,7 @@ def draft_step(criterion: Criterion, inputs: Inputs, state: State) -> State:
         drawn, made = criterion.complete(inputs, draft, here, partial, z)
         into = lambda old, new: old.at[:, j].set(new[:, 0])
         state = state._replace(drafts=jax.tree.map(into, state.drafts, drawn))
-        return j + 1, state, add(counts, backbone_counts(draft, len(here)), made)
+        return j + 1, state, add(counts, called(draft, "backbone", len(here)), made)
 
     start = jnp.int32(0), state, no_counts(inputs.images)
     with jax.named_scope("drafts"):
@@ -150,24 +150,39 @@ def draft_step(criterion: Criterion, inputs: Inputs, state: State) -> State:
     return state._replace(counts=add(state.counts, of_draft(counts)))
 
 
-@functools.partial(jax.jit, static_argnames="speculation")
-def bound_rounds(batch: Batch, speculation: Speculation) -> Rounds:
-    """Binds the networks to the images of a batch, and returns their rounds. The last
-    group is followed by gamma + 1 empty groups."""
+@functools.partial(
+    jax.jit, static_argnames=("criterion", "gamma", "draft_cost", "prefill")
+)
+def bound_rounds(
+    batch: Batch,
+    criterion: Criterion,
+    gamma: int,
+    draft_cost: float | None = None,
+    prefill: float = 0.0,
+) -> Rounds:
+    """Binds the networks to the images of a batch, and returns their rounds.
+    `state.Inputs` explains the numbers.
+
+    The gamma of the rounds is at most the number of groups that can be drafted. The
+    last group is followed by gamma + 1 empty groups.
+    """
     target = bind(batch)
     recipe = batch.recipe
+    # A target that drafts for itself cannot draft the first group.
+    most = len(recipe.groups) - (batch.draft is None)
+    gamma = min(gamma, max(1, most))
     draft = None
     if batch.draft is not None:
         draft = bind(batch.of_draft(batch.draft))
     length = batch.network.seq_len
-    past = speculation.gamma + 1
+    past = gamma + 1
     scale = guidance_scale(recipe.groups, recipe.cfg, recipe.cfg_schedule)
     start = [g.start for g in recipe.groups] + [length] * past
     size = [g.size for g in recipe.groups] + [0] * past
     inputs = Inputs(
-        gamma=speculation.gamma,
-        draft_cost=speculation.draft_cost,
-        prefill=speculation.prefill,
+        gamma=gamma,
+        draft_cost=draft_cost,
+        prefill=prefill,
         target=target,
         draft=draft,
         start=jnp.array(start, jnp.int32),
@@ -176,4 +191,4 @@ def bound_rounds(batch: Batch, speculation: Speculation) -> Rounds:
             target.dtype
         ),
     )
-    return Rounds(speculation.criterion, inputs)
+    return Rounds(criterion, inputs)

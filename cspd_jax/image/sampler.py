@@ -21,13 +21,10 @@ from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.image.bound import BoundModel, bind, embed_time
 from cspd_jax.image.chain import not_begun, speculate_chain
 from cspd_jax.image.counts import (
-    backbone_counts,
-    calls,
+    called,
     generated,
-    head_counts,
     no_counts,
     of_chains,
-    with_calls,
 )
 from cspd_jax.image.known import put_back
 from cspd_jax.image.lossy import Checkerboard
@@ -221,15 +218,15 @@ def draw_tokens(
     begun = not_begun(drafter, bound.chain_ends(positions), left)
     keys = bound.window_keys(positions)
     x, made = speculate_chain(chains, keys, begun, drafter, bound.recipe.chain)
-    counts = add(of_chains(made, shape[0]), backbone_counts(bound, shape[0]))
+    counts = add(of_chains(made, shape[0]), called(bound, "backbone", shape[0]))
     return x.reshape(*shape, -1), counts
 
 
 def step_counts(bound: BoundModel, tokens: int) -> Counts:
     """Counts the calls of an AR step in which the chains of this many tokens run step
     by step: one backbone call, and T head calls."""
-    head = head_counts(bound, bound.steps, tokens)
-    return add(backbone_counts(bound, bound.images), head)
+    head = called(bound, "head", tokens, times=bound.steps)
+    return add(called(bound, "backbone", bound.images), head)
 
 
 def group_chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
@@ -247,7 +244,13 @@ def ar_steps(
 ) -> tuple[PlainState, Counts]:
     """Makes the S AR steps of a segment, one after the other. Returns the state after
     them, and their counts."""
-    step = functools.partial(ar_step, in_segment(bound, segment), segment)
+    if segment.respacing != bound.recipe.respacing:
+        bound = dataclasses.replace(
+            bound,
+            time=embed_time(bound.network, bound.params, segment.respacing),
+            recipe=dataclasses.replace(bound.recipe, respacing=segment.respacing),
+        )
+    step = functools.partial(ar_step, bound, segment)
     return one_by_one(bound, step, state, groups)
 
 
@@ -278,23 +281,11 @@ def one_by_one(
     return state, jax.tree.map(lambda a: jnp.sum(a, axis=0, dtype=a.dtype), counts)
 
 
-def in_segment(bound: BoundModel, segment: Segment) -> BoundModel:
-    """Returns the model with the denoising steps of this segment."""
-    if segment.respacing == bound.recipe.respacing:
-        return bound
-    return dataclasses.replace(
-        bound,
-        time=embed_time(bound.network, bound.params, segment.respacing),
-        recipe=dataclasses.replace(bound.recipe, respacing=segment.respacing),
-    )
-
-
 @outermost_jit
 def generate(batch: Batch) -> Generated:
     """Makes the images in one program, one AR step after the other."""
     bound = bind(batch)
-    state = empty_state(bound)
-    counts = cache_counts(bound)
+    state, counts = begin(bound)
     for segment, groups in plan_segments(batch.network.seq_len, batch.recipe):
         state, more = ar_steps(bound, segment, state, group_arrays(groups, bound))
         counts = add(counts, more)
@@ -305,8 +296,7 @@ def stream(batch: Batch) -> Iterator[Generated]:
     """Yields the images as they are after each AR step. Every AR step is a jitted call
     of its own."""
     bound = _bind(batch)
-    state = empty_state(bound)
-    counts = cache_counts(bound)
+    state, counts = begin(bound)
     for segment, groups in plan_segments(batch.network.seq_len, batch.recipe):
         for group in groups:
             arrays = group_arrays((group,), bound)
@@ -350,13 +340,15 @@ def group_arrays(groups: tuple[Group, ...], bound: BoundModel) -> GroupArrays:
     return GroupArrays(firsts, sizes, scale)
 
 
-def empty_state(bound: BoundModel) -> PlainState:
-    """Returns the state before the first AR step: only known tokens are in it."""
+def begin(bound: BoundModel) -> tuple[PlainState, Counts]:
+    """Returns the state before the first AR step, with known tokens alone in it, and
+    the counts so far: one call if known tokens had to be put into a cache."""
     network = bound.network
     segments = plan_segments(network.seq_len, bound.recipe)
     padded = network.seq_len + max(segment.width for segment, _ in segments) - 1
     tokens = jnp.zeros((bound.images, padded, network.token_dim), bound.dtype)
     cache = None
+    counts = no_counts(bound.images)
     tokens = put_back(bound.given, tokens)
     if isinstance(network, CachedTokenModel):
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
@@ -367,14 +359,6 @@ def empty_state(bound: BoundModel) -> PlainState:
             _, _, cache = group_context(
                 bound, whole, PlainState(tokens, cache), jnp.int32(0)
             )
-    return PlainState(
-        tokens, cache, tokens[:, 0] if bound.recipe.separate_first else None
-    )
-
-
-def cache_counts(bound: BoundModel) -> Counts:
-    """Counts the call that puts known tokens into a cache. Without known tokens, or
-    without a cache, there is no such call."""
-    cached = bound.given is not None and isinstance(bound.network, CachedTokenModel)
-    made = calls(len(bound.order), int(cached))
-    return with_calls(no_counts(bound.images), backbone=made)
+            counts = called(bound, "backbone", bound.images)
+    first = tokens[:, 0] if bound.recipe.separate_first else None
+    return PlainState(tokens, cache, first), counts

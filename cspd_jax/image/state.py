@@ -30,7 +30,12 @@ class Inputs:
     """The values that stay the same during a generation. There are S groups, followed
     by gamma + 1 empty ones.
 
-    gamma, draft_cost, prefill: as in `criterion.Speculation` (static).
+    gamma: the most groups that are drafted ahead (static).
+    draft_cost: None drafts gamma groups always. A number is the cost of a drafted AR
+        step, as a share of the cost of one of the target's AR steps. Each image then
+        drafts as many groups as pay off at its rate of acceptance so far (static).
+    prefill: the share of the groups that come from the target alone, to which one more
+        group is added. If it is 0, no group need come from the target alone (static).
     target: the target, which verifies the drafts.
     draft: the draft model; None if the target drafts for itself.
     start: [S + gamma + 1] the index of each group's first token in reveal order.

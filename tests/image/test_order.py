@@ -14,7 +14,7 @@ from cspd_jax import image
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image import ChainSpeculation, Options, Plain, Spread
 from cspd_jax.image.lossy import Annealing, Checkerboard
-from cspd_jax.image.order import random_order, reveal_groups
+from cspd_jax.image.order import Random, reveal_groups
 from cspd_jax.image.sampler import plan_segments
 from cspd_jax.models import ImageModel
 
@@ -53,7 +53,7 @@ def test_groups_cover_every_token_once_and_segments_hold_them(length, num_iter):
 
 def test_each_position_is_equally_often_the_first():
     """2000 orders, false alarm 1e-4."""
-    counts = np.bincount(orders(random_order, 16, 2000)[:, 0], minlength=16)
+    counts = np.bincount(orders(Random().order, 16, 2000)[:, 0], minlength=16)
     assert counts_p_value(counts, np.full(16, 1 / 16)) > FALSE_ALARM
 
 

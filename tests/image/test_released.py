@@ -16,7 +16,7 @@ from cspd_jax.image import Released, released
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import reveal_groups
 from cspd_jax.image.recipe import Draft
-from cspd_jax.image.released import accept_uniforms, proposal_numbers
+from cspd_jax.image.released import Numbers
 from cspd_jax.keys import row_keys
 
 TARGET = LinearTokens()
@@ -146,16 +146,13 @@ def test_tokens_without_a_taken_proposal_are_zero():
 def test_nothing_random_of_a_block_is_used_twice():
     """Tests of drafts, proposals and their tests: of every position and try a number of
     its own, also where some are uniform and others normal."""
-    keys = row_keys(jax.random.key(5), 2)
+    numbers = Numbers(row_keys(jax.random.key(5), 2))
     positions = jnp.array([[0, 1, 3], [2, 1, 0]])
 
     @jax.jit
     def run():
-        tries = [
-            proposal_numbers(keys, None, positions, 1, jnp.int32(number))
-            for number in range(2)
-        ]
-        return accept_uniforms(keys, None, positions), tries
+        tries = [numbers.of_try(positions, 1, jnp.int32(i)) for i in range(2)]
+        return numbers.of_test(positions), tries
 
     tests, tries = jax.device_get(run())
     shares = [tests, *(a for normal, u in tries for a in (norm.cdf(normal[..., 0]), u))]

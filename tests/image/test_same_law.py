@@ -20,7 +20,7 @@ from recorded import GOLDEN, network
 from cspd_jax import shell
 from cspd_jax.image import rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.criterion import PathCriterion, Speculation
+from cspd_jax.image.criterion import PathCriterion
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.recipe import Draft
@@ -51,7 +51,7 @@ def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **opti
     if ahead is None:
         tokens, info = sampler.generate(batch)
     else:
-        tokens, info = shell.run(rounds.bound_rounds(batch, ahead))
+        tokens, info = shell.run(rounds.bound_rounds(batch, *ahead))
     return np.asarray(tokens, np.float64), info
 
 
@@ -72,20 +72,20 @@ WAYS = {
         400,
         3.0,
         4,
-        {"ahead": Speculation(PathCriterion(), 4, None, 0.0)},
+        {"ahead": (PathCriterion(), 4)},
     ),
     "self, guided": (
         800,
         3.0,
         16,
-        {"ahead": Speculation(PathCriterion(), 4, None, 0.0)},
+        {"ahead": (PathCriterion(), 4)},
     ),
     "draft, groups": (
         800,
         1.0,
         4,
         {
-            "ahead": Speculation(PathCriterion(), 3, None, 0.0),
+            "ahead": (PathCriterion(), 3),
             "draft": "cspd_draft_near",
         },
     ),
@@ -93,7 +93,7 @@ WAYS = {
 }
 WRONG = {
     "the paper's test at inner temperature 1000": {
-        "ahead": Speculation(PaperCriterion(inner_temperature=1000.0), 3, None, 0.0),
+        "ahead": (PaperCriterion(inner_temperature=1000.0), 3),
         "draft": "cspd_draft",
     },
     "chains at temperature 0.9": CHAINS | {"temperature": 0.9},

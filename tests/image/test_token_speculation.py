@@ -18,7 +18,7 @@ from test_block import SingleResidual
 from cspd_jax import image
 from cspd_jax.coupling.block import Trials, verify_gaussian_block
 from cspd_jax.image import rounds
-from cspd_jax.image.criterion import Criterion, PathCriterion, Speculation
+from cspd_jax.image.criterion import Criterion, PathCriterion
 from cspd_jax.image.methods import DraftSpeculation, Plain, SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
@@ -297,13 +297,11 @@ def test_sigma_of_the_paper():
     how = Options(num_iter=6, respacing=TARGET.spec, final_noise=True)
     keys = row_keys(jax.random.key(3), 2)
     labels = jnp.zeros(2, jnp.int32)
-    printed = Speculation(PaperCriterion(), 2, None, 0.0)
+    criterion = PaperCriterion()
     batch = batch_of(TARGET, None, keys, labels, how, Draft(narrow))
-    begun = rounds.bound_rounds(batch, printed)
+    begun = rounds.bound_rounds(batch, criterion, gamma=2)
     inputs = begun.inputs
     state = begun.begin()
-
-    criterion = printed.criterion
 
     @jax.jit
     def log_sigma(inputs, state):

@@ -6,9 +6,11 @@ difference, tolerance).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -167,9 +169,35 @@ def runner_units(r: Runner, max_tries: int = 100) -> Iterator[Case]:
         yield at + "out", difference(out[0, :count], r[at + "out"]), 1e-5
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecordedNumbers(released.Numbers):
+    """Recorded random numbers by position, for K tries.
+
+    test: [B, L] the uniform numbers of the tests.
+    proposal: [K, B, L, d] the normal numbers of the tries.
+    proposal_test: [K, B, L] the uniform numbers of the tries.
+    """
+
+    test: Any
+    proposal: Any
+    proposal_test: Any
+    together: ClassVar[bool] = True
+
+    def of_test(self, positions: Any) -> Any:
+        return jnp.take_along_axis(self.test, positions, axis=1)
+
+    def of_try(self, positions: Any, dim: int, number: Any) -> Any:
+        normal = self.proposal[number]
+        return (
+            jnp.take_along_axis(normal, positions[..., None], axis=1),
+            jnp.take_along_axis(self.proposal_test[number], positions, axis=1),
+        )
+
+
 def run_draws(r: Runner, run: str, max_tries: int) -> tuple[np.ndarray, ...]:
-    """The recorded uniforms and normals by position, as `Recorded` has them; zero where
-    nothing was drawn."""
+    """The recorded uniforms and normals by position, as `RecordedNumbers` has them;
+    zero where nothing was drawn."""
     images, length, dim = r[f"{run}/noise"].shape
     test = np.zeros((images, length), np.float32)
     normals = np.zeros((max_tries, images, length, dim), np.float32)
@@ -202,7 +230,7 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
         order=jnp.asarray(r[f"{run}/orders"][..., ::-1]),
         noise=np.concatenate([inner, first[None]]),
     )
-    draws = released.Recorded(*run_draws(r, run, runner_options.max_resamples))
+    draws = RecordedNumbers(keys, *run_draws(r, run, runner_options.max_resamples))
     found, info = released.generate(batch, runner_options, draws)
     accepted = np.zeros(first.shape[:2], bool)
     zeros = 0
