@@ -59,12 +59,12 @@ def backbone(f: Fixture) -> Iterator[Case]:
 
     @jax.jit
     def forward(known, mask, embedding):
-        reveal = jnp.argsort(mask, axis=1, stable=True)
-        shown = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
+        order = jnp.argsort(mask, axis=1, stable=True)
+        shown = jnp.take_along_axis(tokens, order[:, :, None], axis=1)
         z = f.model.context(
-            f.params, shown, reveal, known, embedding, every, bucket=f.config.seq_len
+            f.params, shown, order, known, embedding, every, bucket=f.config.seq_len
         )
-        return jnp.take_along_axis(z, jnp.argsort(reveal, axis=1)[:, :, None], axis=1)
+        return jnp.take_along_axis(z, jnp.argsort(order, axis=1)[:, :, None], axis=1)
 
     for which in ("cond", "uncond"):
         embedding = f.model.embed_class(

@@ -128,8 +128,8 @@ def bind(batch: Batch) -> BoundModel:
     given = None
     unconditional = labels < 0
     if recipe.known is not None:
-        order = recipe.known.first(order)
-        given = recipe.known.given(order, float_type(network))
+        order = recipe.known.move_to_front(order)
+        given = recipe.known.in_order(order, float_type(network))
     if recipe.guided:
         labels = jnp.tile(labels, 2)
         order = jnp.tile(order, (2, 1))

@@ -304,7 +304,7 @@ def speculate_once(
     draft = draft_steps(inputs, chain, keys)
     p, predicted = target_laws(inputs, draft)
     block = inputs.speculation.verify_steps(inputs, draft, p, keys)
-    return commit(inputs, chain, draft, p, predicted, block)
+    return commit_steps(inputs, chain, draft, p, predicted, block)
 
 
 def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array) -> ChainDraft:
@@ -352,7 +352,7 @@ def target_laws(inputs: ChainInputs, draft: ChainDraft) -> tuple[Gaussian, Predi
     return inputs.chains.widened(p), predicted
 
 
-def commit(
+def commit_steps(
     inputs: ChainInputs,
     chain: ChainState,
     draft: ChainDraft,

@@ -41,7 +41,7 @@ class Known:
     tokens: ArrayLike
     mask: ArrayLike
 
-    def first(self, order: Array) -> Array:
+    def move_to_front(self, order: Array) -> Array:
         """Returns an order [B, L] with the positions of the known tokens moved to the
         front. The order 3, 1, 0, 2 becomes 1, 2, 3, 0 if positions 1 and 2 are known.
         """
@@ -49,7 +49,7 @@ class Known:
         known_first = jnp.argsort(drawn, axis=1, stable=True)
         return jnp.take_along_axis(order, known_first, axis=1)
 
-    def given(self, order: Array, dtype: DTypeLike) -> Given:
+    def in_order(self, order: Array, dtype: DTypeLike) -> Given:
         """Returns the known tokens in an order [B, L] that begins with them."""
         tokens = jnp.take_along_axis(jnp.asarray(self.tokens), order[..., None], axis=1)
         return Given(tokens.astype(dtype), jnp.sum(self.mask, axis=1, dtype=jnp.int32))

@@ -97,14 +97,14 @@ class Checkerboard(Order):
     last_steps: int = 1
     name: ClassVar[str] = "checkerboard"
 
-    def first(self, length: int) -> int:
+    def of_first_colour(self, length: int) -> int:
         """Returns the number of tokens of the first colour."""
         return -(-length // 2)
 
     def most_steps(self, length: int) -> int:
         """Returns the number of AR steps if the tokens of the first colour come one by
         one."""
-        return self.first(length) + self.last_steps
+        return self.of_first_colour(length) + self.last_steps
 
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
         """Returns the groups of all AR steps. Each of the two colours has a cosine
@@ -115,7 +115,7 @@ class Checkerboard(Order):
                 f"num_iter is {num_iter}, and the last {self.last_steps} AR steps"
                 f" complete the checkerboard; it must be at least {self.last_steps + 1}"
             )
-        first = self.first(length)
+        first = self.of_first_colour(length)
         stages = (
             (0, first, num_iter - self.last_steps),
             (first, length - first, self.last_steps),

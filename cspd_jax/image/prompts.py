@@ -22,7 +22,7 @@ from cspd_jax.tokenizers import read_tokenizer
 Ids = Sequence[int]
 
 
-def bind(
+def with_prompts(
     model: ImageModel,
     prompts: Sequence[Ids],
     negative: Ids,
@@ -95,7 +95,7 @@ def ask(
 
     texts: the prompts.
     negative: the unconditional prompt, for guidance.
-    grid: as for `bind`.
+    grid: as for `with_prompts`.
     """
     config = _config(model)
     tokenizer = (
@@ -109,7 +109,7 @@ def ask(
         )
         raise UserError(
             f"{model.name} has {lacks}; bind the ids of prompts"
-            " (cspd_jax.image.prompts.bind)"
+            " (cspd_jax.image.prompts.with_prompts)"
         )
     height, width = grid or (config.rows, config.columns)
     size = tokenizer.encode(f"<|image_area|>{height}*{width}")
@@ -119,7 +119,7 @@ def ask(
         [*tokenizer.encode(text), *size, *config.image_ids]
         for text in (*texts, negative)
     ]
-    return bind(model, rows[:-1], rows[-1], grid=grid, texts=texts)
+    return with_prompts(model, rows[:-1], rows[-1], grid=grid, texts=texts)
 
 
 def _config(model: ImageModel) -> NextStepConfig:

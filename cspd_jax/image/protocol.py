@@ -17,7 +17,7 @@ class TokenModel(Denoiser, Protocol):
     """The interface of a network: pure functions of explicit parameters. The object is
     hashable, so that it can be a static argument.
 
-    All tokens are in reveal order. `reveal` [B, L] holds the position of each token,
+    All tokens are in reveal order. `order` [B, L] holds the position of each token,
     and the first `n_known` tokens are known.
 
     seq_len: L, the number of tokens of an image.
@@ -41,7 +41,7 @@ class TokenModel(Denoiser, Protocol):
         self,
         params: ArrayTree,
         tokens: Array,
-        reveal: Array,
+        order: Array,
         n_known: Array,
         class_embedding: Array,
         rows: Array,
@@ -52,7 +52,7 @@ class TokenModel(Denoiser, Protocol):
         in reveal order, given the known tokens.
 
         tokens: [B, L, d] the tokens. The values of unknown tokens must not matter.
-        reveal: [B, L] the position of each token.
+        order: [B, L] the position of each token.
         n_known: [B] the number of known tokens.
         class_embedding: [B, De] the result of `embed_class`.
         rows: [B, Q] the indices of the wanted tokens.
@@ -90,11 +90,11 @@ class CachedTokenModel(Protocol):
     """
 
     def init_cache(
-        self, params: ArrayTree, reveal: Array, class_embedding: Array
+        self, params: ArrayTree, order: Array, class_embedding: Array
     ) -> ArrayTree:
         """Returns an empty cache, which may be any pytree.
 
-        reveal: [B, L] the position of each token.
+        order: [B, L] the position of each token.
         class_embedding: [B, De] the result of `embed_class`.
         """
         ...
@@ -104,7 +104,7 @@ class CachedTokenModel(Protocol):
         params: ArrayTree,
         cache: ArrayTree,
         tokens: Array,
-        reveal: Array,
+        order: Array,
         n_known: Array,
         class_embedding: Array,
         rows: Array,

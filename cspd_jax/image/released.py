@@ -156,11 +156,11 @@ def plan_phases(
     phases = []
     for (drafted, bucket), run in itertools.groupby(steps, place):
         groups, _, judged = zip(*run)
-        firsts, sizes = zip(*(block or (0, 0) for block in judged))
+        starts, sizes = zip(*(block or (0, 0) for block in judged))
         widths = max(group.size for group in groups), max(sizes)
         shapes = (sampler.Segment(bucket, width, recipe.respacing) for width in widths)
         arrays = sampler.group_arrays(groups, bound)
-        blocks = GroupArrays(jnp.array(firsts), jnp.array(sizes), arrays.scale)
+        blocks = GroupArrays(jnp.array(starts), jnp.array(sizes), arrays.scale)
         phases.append((Phase(drafted, *shapes), arrays, blocks))
     return phases
 
@@ -351,7 +351,7 @@ def generate(batch: Batch, runner: Runner, numbers: Numbers | None = None) -> Ge
     counts = no_counts(images)
     for phase, groups, blocks in phases:
         step = functools.partial(ar_step, inputs, phase)
-        state, spent = sampler.one_by_one(target, step, state, groups, blocks)
+        state, spent = sampler.take_ar_steps(target, step, state, groups, blocks)
         counts = add(counts, spent)
     # A mark is 1 or -1 for every draft, however far ahead it was made.
     return sampler.output(target, state.tokens, length, counts, state.marks, gamma=1)
@@ -370,7 +370,7 @@ def ar_step(
     made, (end, work) = sampler.ar_step(
         bound, phase.group, PlainState(state.tokens), group, draw_ends
     )
-    write = lambda old, new: sampler.write_group(old, new, group.first)
+    write = lambda old, new: sampler.write_group(old, new, group.start)
     state = state._replace(tokens=made.tokens, end=jax.tree.map(write, state.end, end))
     counts = of_draft(work) if phase.drafted else work
     if not phase.block.width:
@@ -387,7 +387,7 @@ def judge(
     """Judges a block with one call of the target, in the context from before the block,
     and replaces its rejected tokens."""
     q: ChainEnd = jax.tree.map(
-        lambda a: jax.lax.dynamic_slice_in_dim(a, block.first, segment.width, axis=1),
+        lambda a: jax.lax.dynamic_slice_in_dim(a, block.start, segment.width, axis=1),
         state.end,
     )
     dim = inputs.target.network.token_dim
@@ -419,7 +419,7 @@ def judge(
     made, (marks, work) = sampler.ar_step(
         inputs.target, segment, PlainState(state.tokens), block, draw
     )
-    marks = sampler.write_group(state.marks, marks, block.first)
+    marks = sampler.write_group(state.marks, marks, block.start)
     return state._replace(tokens=made.tokens, marks=marks), work
 
 

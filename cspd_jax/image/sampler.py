@@ -75,12 +75,12 @@ class GroupArrays(NamedTuple):
     """The groups of AR steps as arrays. A `scan` over S steps takes arrays [S]; a
     single step sees scalars.
 
-    first: [...] the index of the group's first token in reveal order.
+    start: [...] the index of the group's first token in reveal order.
     size: [...] the number of tokens in the group.
     scale: [..., B] the guidance scale of each image.
     """
 
-    first: Array
+    start: Array
     size: Array
     scale: Array
 
@@ -100,7 +100,7 @@ def plan_segments(
         (5, 3)                    8       3
     """
     board = recipe.order
-    first = board.first(length) if isinstance(board, Checkerboard) else length
+    first = board.of_first_colour(length) if isinstance(board, Checkerboard) else length
     members: dict[tuple[int, str, bool, bool], list[Group]] = {}
     for group, respacing in zip(recipe.groups, recipe.respacings):
         bucket = next(prefix for prefix in recipe.prefixes if prefix >= group.start)
@@ -129,14 +129,14 @@ def ar_step(
     Returns the next state, and the report of `draw` (default: `draw_tokens`) on the
     step.
     """
-    z, positions, cache = group_context(bound, segment, state, group.first)
+    z, positions, cache = group_context(bound, segment, state, group.start)
     # The unconditional half draws a group of its own, and neither half is guided.
     if segment.separate_first:
         bound = both_halves(bound)
         positions = jnp.tile(positions, (2, 1))
     used = jnp.broadcast_to(jnp.arange(segment.width) < group.size, positions.shape)
     if bound.given is not None:
-        missing = group.first + jnp.arange(segment.width) >= bound.given.number[:, None]
+        missing = group.start + jnp.arange(segment.width) >= bound.given.number[:, None]
         used &= jnp.tile(missing, (len(used) // len(missing), 1))
     x, seen = (draw or draw_tokens)(bound, z, positions, used, group.scale)
     x = bound.network.finish(x) if isinstance(bound.network, CausalTokenModel) else x
@@ -150,7 +150,7 @@ def ar_step(
         seen = jax.tree.map(
             lambda a: a.reshape(2, -1).sum(axis=0, dtype=a.dtype) if a.ndim else a, seen
         )
-    tokens = write_group(state.tokens, x, group.first)
+    tokens = write_group(state.tokens, x, group.start)
     return PlainState(put_back(bound.given, tokens), cache, first), seen
 
 
@@ -165,20 +165,20 @@ def both_halves(bound: BoundModel) -> BoundModel:
 
 
 def group_context(
-    bound: BoundModel, segment: Segment, state: PlainState, first: Array
+    bound: BoundModel, segment: Segment, state: PlainState, start: Array
 ) -> tuple[Array, Array, ArrayTree | None]:
-    """Reads the contexts of the group that begins at index `first`. Returns z [B', G,
+    """Reads the contexts of the group that begins at index `start`. Returns z [B', G,
     D], the positions [B, G] of the group's tokens, and the cache.
 
-    All tokens before `first` are known. An index past the last token is replaced by the
+    All tokens before `start` are known. An index past the last token is replaced by the
     index of the last token.
     """
     network = bound.network
     images = len(state.tokens)
     rows = len(bound.order)
-    index = jnp.minimum(first + jnp.arange(segment.width), network.seq_len - 1)
+    index = jnp.minimum(start + jnp.arange(segment.width), network.seq_len - 1)
     index = jnp.broadcast_to(index, (rows, segment.width))
-    known = jnp.full(rows, first)
+    known = jnp.full(rows, start)
     if bound.given is not None:
         known = jnp.maximum(known, jnp.tile(bound.given.number, rows // images))
     tokens = jnp.tile(state.tokens[:, : network.seq_len], (rows // images, 1, 1))
@@ -195,10 +195,10 @@ def group_context(
     return z, jnp.take_along_axis(bound.order[:images], index[:images], axis=1), cache
 
 
-def write_group(tokens: Array, x: Array, first: Array) -> Array:
-    """Writes x [B, G, ...] into tokens [B, L + padding, ...] from index `first` on."""
+def write_group(tokens: Array, x: Array, start: Array) -> Array:
+    """Writes x [B, G, ...] into tokens [B, L + padding, ...] from index `start` on."""
     return jax.lax.dynamic_update_slice_in_dim(
-        tokens, x.astype(tokens.dtype), first, axis=1
+        tokens, x.astype(tokens.dtype), start, axis=1
     )
 
 
@@ -251,10 +251,10 @@ def ar_steps(
             recipe=dataclasses.replace(bound.recipe, respacing=segment.respacing),
         )
     step = functools.partial(ar_step, bound, segment)
-    return one_by_one(bound, step, state, groups)
+    return take_ar_steps(bound, step, state, groups)
 
 
-def one_by_one(
+def take_ar_steps(
     bound: BoundModel,
     step: Callable[..., tuple[ArrayTree, ArrayTree]],
     state: ArrayTree,
@@ -274,7 +274,7 @@ def one_by_one(
     def maybe(state: ArrayTree, inputs: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         if bound.given is None:
             return step(state, *inputs)
-        needed = jnp.any(bound.given.number < inputs[0].first + inputs[0].size)
+        needed = jnp.any(bound.given.number < inputs[0].start + inputs[0].size)
         return jax.lax.cond(needed, step, nothing, state, *inputs)
 
     state, counts = jax.lax.scan(maybe, state, (groups, *more))
@@ -332,12 +332,12 @@ _output = jax.jit(output)
 
 def group_arrays(groups: tuple[Group, ...], bound: BoundModel) -> GroupArrays:
     """Returns S groups as arrays to scan over."""
-    firsts, sizes = (
+    starts, sizes = (
         jnp.array(column) for column in zip(*((g.start, g.size) for g in groups))
     )
     recipe = bound.recipe
     scale = guidance_scale(groups, recipe.cfg, recipe.cfg_schedule)
-    return GroupArrays(firsts, sizes, scale)
+    return GroupArrays(starts, sizes, scale)
 
 
 def begin(bound: BoundModel) -> tuple[PlainState, Counts]:

@@ -4,9 +4,9 @@ All functions work in **reveal order**: the tokens of an image are stored in the
 in which they become known. So the known tokens are a prefix of length `n_known`. The
 encoder runs on a static prefix of `bucket` >= n_known tokens, in which the unknown
 tokens are hidden. Attention does not depend on the order of its inputs. Positions enter
-through the learned embeddings, which are gathered by `reveal`.
+through the learned embeddings, which are gathered by `order`.
 
-For example, an image of 4 tokens with reveal = [2, 0, 3, 1] and n_known = 2 knows the
+For example, an image of 4 tokens with order = [2, 0, 3, 1] and n_known = 2 knows the
 tokens at the positions 2 and 0. With a bucket of 3 the encoder also reads a place for
 the token at position 3, and hides it.
 """
@@ -159,26 +159,26 @@ class Backbone(nn.Module):
         return jnp.where(unconditional[:, None], self.fake_latent, known)
 
     def encode(
-        self, tokens: Array, reveal: Array, n_known: Array, class_embedding: Array
+        self, tokens: Array, order: Array, n_known: Array, class_embedding: Array
     ) -> Array:
         """Encodes the buffer and the first tokens in reveal order,
         [B, buffer + bucket, De]. The outputs from place buffer + n_known on are
         meaningless.
 
         tokens: [B, bucket, C] the first tokens.
-        reveal: [B, bucket] the positions of these tokens.
+        order: [B, bucket] the positions of these tokens.
         n_known: [B] the number of known tokens, at most the bucket.
         class_embedding: [B, De] the embedding of each row's class.
         """
         buffer = self.config.buffer_size
-        bucket = reveal.shape[1]
+        bucket = order.shape[1]
         # Hidden keys get the weight 0, but 0 times NaN is NaN. So unknown tokens are
         # set to 0, because their values must not matter.
         tokens = jnp.where(
             (jnp.arange(bucket) < n_known[:, None])[:, :, None], tokens, 0
         )
         x = self.z_proj(tokens.astype(self.dtype)) + self._at(
-            self.encoder_pos, buffer + reveal
+            self.encoder_pos, buffer + order
         )
         start = class_embedding[:, None] + self.encoder_pos[:, :buffer]
         x = self.z_proj_ln(jnp.concatenate([start.astype(self.dtype), x], axis=1))
@@ -188,17 +188,17 @@ class Backbone(nn.Module):
         return self.encoder_norm(x)
 
     def decode(
-        self, encoded: Array, reveal: Array, n_known: Array, rows: Array | None
+        self, encoded: Array, order: Array, n_known: Array, rows: Array | None
     ) -> Array:
         """Returns z [B, Q, Dd] of the tokens at `rows`.
 
         encoded: [B, buffer + bucket, De] the output of `encode`.
-        reveal: [B, L] the positions of all tokens.
+        order: [B, L] the positions of all tokens.
         n_known: [B] the number of known tokens.
         rows: [B, Q] the places in reveal order whose z is returned; None for all. The
             last block computes no other places.
         """
-        batch, length = reveal.shape
+        batch, length = order.shape
         buffer = self.config.buffer_size
         bucket = encoded.shape[1] - buffer
         x = self.decoder_embed(encoded)
@@ -207,7 +207,7 @@ class Backbone(nn.Module):
         )
         known = (jnp.arange(bucket) < n_known[:, None])[:, :, None]
         tokens = jnp.where(known, x[:, buffer:], mask[:, :bucket])
-        positions = self._at(self.decoder_pos, buffer + reveal)
+        positions = self._at(self.decoder_pos, buffer + order)
         tokens = jnp.concatenate([tokens, mask[:, bucket:]], axis=1) + positions
         x = jnp.concatenate(
             [x[:, :buffer] + self.decoder_pos[:, :buffer].astype(self.dtype), tokens],
@@ -219,7 +219,7 @@ class Backbone(nn.Module):
             x = block(x)
         x = self.decoder_blocks[-1](x, rows=buffer + rows)
         return self.decoder_norm(x) + self._at(
-            self.output_pos, jnp.take_along_axis(reveal, rows, axis=1)
+            self.output_pos, jnp.take_along_axis(order, rows, axis=1)
         )
 
     def _at(self, table: Array, positions: Array) -> Array:
@@ -228,7 +228,7 @@ class Backbone(nn.Module):
     def __call__(
         self,
         tokens: Array,
-        reveal: Array,
+        order: Array,
         n_known: Array,
         class_embedding: Array,
         rows: Array | None = None,
@@ -238,16 +238,16 @@ class Backbone(nn.Module):
         """Returns z [B, Q, Dd] of the tokens at `rows`.
 
         tokens: [B, L, C] the tokens in reveal order.
-        reveal: [B, L] the positions of the tokens.
+        order: [B, L] the positions of the tokens.
         n_known: [B] the number of known tokens.
         class_embedding: [B, De] the embedding of each row's class.
         rows: [B, Q] places in reveal order; None for all.
         bucket: the number of tokens that the encoder reads, at least n_known.
         """
         encoded = self.encode(
-            tokens[:, :bucket], reveal[:, :bucket], n_known, class_embedding
+            tokens[:, :bucket], order[:, :bucket], n_known, class_embedding
         )
-        return self.decode(encoded, reveal, n_known, rows)
+        return self.decode(encoded, order, n_known, rows)
 
 
 def make_head(config: MARConfig, dtype=jnp.float32) -> Head:
@@ -259,11 +259,11 @@ def init_params(config: MARConfig, key: Array) -> dict:
     """Makes fresh parameters {"backbone": ..., "head": ...} with MAR's
     initialisation."""
     tokens = jnp.zeros((1, config.seq_len, config.token_dim))
-    reveal = jnp.arange(config.seq_len)[None]
+    order = jnp.arange(config.seq_len)[None]
 
     def touch_everything(module: Backbone):
         embedding = module.embed_class(jnp.zeros(1, int), jnp.zeros(1, bool))
-        return module(tokens, reveal, jnp.ones(1, int), embedding, bucket=1)
+        return module(tokens, order, jnp.ones(1, int), embedding, bucket=1)
 
     return fresh_params(
         Backbone(config), touch_everything, make_head(config), config, key
@@ -288,7 +288,7 @@ class MARModel(TwoPartModel):
     parts: ClassVar = (Backbone, make_head)
 
     def context(
-        self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
+        self, params, tokens, order, n_known, class_embedding, rows, *, bucket: int
     ) -> Array:
         c = self.config
         scores = (
@@ -296,5 +296,5 @@ class MARModel(TwoPartModel):
         )
         some = functools.partial(self._backbone, params, bucket=bucket)
         return map_chunks(
-            some, _SCORES // scores, tokens, reveal, n_known, class_embedding, rows
+            some, _SCORES // scores, tokens, order, n_known, class_embedding, rows
         )

@@ -8,9 +8,9 @@ state of the element before the token.
 For example, the prompt a b c and the tokens x0 x1 are the elements 0 to 4. The chain of
 x0 depends on the hidden state of element 2, and the chain of x1 on element 3.
 
-An image's class is its prompt. `image.prompts.bind` binds prompts to a model as one
-more parameter, a table of ids whose last row is the unconditional prompt. So code that
-works with classes works with prompts, too: a class is the number of a prompt.
+An image's class is its prompt. `image.prompts.with_prompts` gives a model prompts as
+one more parameter, a table of ids whose last row is the unconditional prompt. So code
+that works with classes works with prompts, too: a class is the number of a prompt.
 """
 
 from __future__ import annotations
@@ -270,19 +270,19 @@ class NextStepModel(TwoPartModel):
         if PROMPTS not in params:
             raise UserError(
                 "the model has no prompts; bind them first"
-                " (cspd_jax.image.prompts.bind)"
+                " (cspd_jax.image.prompts.with_prompts)"
             )
         return params[PROMPTS][jnp.where(unconditional, self.config.prompts, labels)]
 
     def context(
-        self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
+        self, params, tokens, order, n_known, class_embedding, rows, *, bucket: int
     ) -> Array:
         """Does what `TokenModel.context` does, for rows that are at most n_known."""
         return self.context_of_all(
             full_forward, params, tokens, n_known, class_embedding, rows
         )
 
-    def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
+    def init_cache(self, params, order: Array, class_embedding: Array) -> Cache:
         """Makes a cache with all ids of the prompt but the last, which is read with the
         first token."""
         batch = class_embedding.shape[0]
@@ -299,7 +299,7 @@ class NextStepModel(TwoPartModel):
         params,
         cache: Cache,
         tokens,
-        reveal,
+        order,
         n_known,
         class_embedding,
         rows,

@@ -267,17 +267,17 @@ class SphereModel(TwoPartModel):
         return x * (self.config.token_dim**0.5 / jnp.maximum(length, 1e-7))
 
     def context(
-        self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
+        self, params, tokens, order, n_known, class_embedding, rows, *, bucket: int
     ) -> Array:
         """Does what `TokenModel.context` does, for rows that are at most n_known."""
         return self.context_of_all(
             full_forward, params, tokens, n_known, class_embedding, rows
         )
 
-    def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
+    def init_cache(self, params, order: Array, class_embedding: Array) -> Cache:
         """Makes a cache with the class tokens in it."""
         c = self.config
-        shape = (len(reveal), c.heads, c.class_tokens + c.seq_len, c.width // c.heads)
+        shape = (len(order), c.heads, c.class_tokens + c.seq_len, c.width // c.heads)
         empty = Cache(
             *(
                 tuple(jnp.zeros(shape, self.dtype) for _ in range(c.depth))
@@ -285,9 +285,9 @@ class SphereModel(TwoPartModel):
             )
         )
         elements = jnp.broadcast_to(
-            jnp.arange(c.class_tokens), (len(reveal), c.class_tokens)
+            jnp.arange(c.class_tokens), (len(order), c.class_tokens)
         )
-        none = jnp.zeros((len(reveal), 1, c.token_dim), self.dtype)
+        none = jnp.zeros((len(order), 1, c.token_dim), self.dtype)
         return self._backbone(params, none, class_embedding, elements, empty)[1]
 
     def extend(
@@ -295,7 +295,7 @@ class SphereModel(TwoPartModel):
         params,
         cache: Cache,
         tokens,
-        reveal,
+        order,
         n_known,
         class_embedding,
         rows,

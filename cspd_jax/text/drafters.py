@@ -232,7 +232,7 @@ class _Progress(NamedTuple):
 Continue: TypeAlias = "Callable[[ArrayTree, Array, Array], tuple[Array, ArrayTree]]"
 
 
-def one_by_one(
+def draft_in_turn(
     request: DraftRequest,
     logits: Array,
     state: ArrayTree,
@@ -284,14 +284,14 @@ def among_known(
     Returns the logits, and the target's id of each logit [V]. The ids are None if the
     logits belong to the target's ids in order, [..., num_ids].
 
-    ids: the same as in `one_by_one`.
+    ids: the same as in `draft_in_turn`.
     """
     if isinstance(ids, int):
         return fit_vocabulary(logits, ids, num_ids), None
     return jnp.where(ids < num_ids, logits, -jnp.inf), jnp.minimum(ids, num_ids - 1)
 
 
-def spread(log_q: Array, own: Array | None, num_ids: int) -> Array:
+def over_all_ids(log_q: Array, own: Array | None, num_ids: int) -> Array:
     """Returns log_q [..., V] over the target's ids, [..., num_ids]. Ids of the target
     that have no entry get -inf.
 
@@ -330,7 +330,9 @@ def _add_draft(
         )
         drawn = gumbel_max(log_p, noise if own is None else noise[:, own])
         if log_q is not None:
-            log_q = log_q.at[:, progress.step].set(spread(log_p, own, request.num_ids))
+            log_q = log_q.at[:, progress.step].set(
+                over_all_ids(log_p, own, request.num_ids)
+            )
     chosen = drawn if own is None else own[drawn]
     count = progress.count
     # The test reads the distribution alone: a test of the drawn token would bias the
@@ -383,7 +385,7 @@ class ModelDrafter(Drafter):
             )
             return logits[:, 0], cache
 
-        return one_by_one(
+        return draft_in_turn(
             request, logits[:, 0], cache, further, self.network.config.known_ids
         )
 

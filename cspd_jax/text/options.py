@@ -31,7 +31,7 @@ class Options:
         metavar="N",
     )
     max_len: int | None = option(
-        None, "room for prompt and new tokens, where rows end (default: enough for all)"
+        None, "most tokens of a prompt and its continuation (default: enough for all)"
     )
     stop_ids: Array | Sequence[int] | None = option(
         None,
@@ -39,7 +39,7 @@ class Options:
     )
     temperature: Array | float | None = option(
         0.0,
-        "0 is greedy (default: 0)",
+        "scale of the logits; 0 always takes the most probable token (default: 0)",
         flags=("--temperature",),
         type=float,
     )
@@ -59,7 +59,7 @@ class Options:
     )
     exact_bits: int | None = option(
         None,
-        "every pass over new tokens has the shape of this many drafts, also in plain"
-        " decoding, whose other places are padded: so a text with drafts is the plain"
-        " one of the same options in float32, too. Greedy, or by the rule match",
+        "every pass over new tokens has the shape of this many drafts, and unused"
+        " places are padded, also in plain decoding. Then a text with drafts equals"
+        " the plain text in float32, too. For greedy texts and for the rule match",
     )

@@ -26,7 +26,13 @@ from cspd_jax.language_models import Model, Prompts, bound
 from cspd_jax.models import HeadModel
 from cspd_jax.networks.eagle import Eagle, EagleConfig
 from cspd_jax.networks.quantised import expand
-from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, one_by_one
+from cspd_jax.text.drafters import (
+    Drafter,
+    Drafting,
+    DraftRequest,
+    Drafts,
+    draft_in_turn,
+)
 
 Array = jax.Array
 CONFIDENCE = 0.2  # a head drafts nothing more where all tokens are less probable
@@ -107,7 +113,7 @@ class HeadDrafter(Drafter):
             return self.head.logits(params, state[:, 0]), _Newest(state[:, 0], cache)
 
         logits = self.head.logits(params, newest.state)
-        drafts, newest = one_by_one(request, logits, newest, further, params["ids"])
+        drafts, newest = draft_in_turn(request, logits, newest, further, params["ids"])
         rows = drafts.rows + len(request.length) * (count - 2)
         return drafts._replace(rows=rows), newest.cache
 

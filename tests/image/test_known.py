@@ -36,7 +36,7 @@ class AsDrawn(Known):
     """The order does not begin with what is known: other tokens are kept in its
     place."""
 
-    def first(self, order):
+    def move_to_front(self, order):
         return order
 
 

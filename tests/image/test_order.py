@@ -76,7 +76,7 @@ def test_a_checkerboard_comes_one_colour_after_the_other(length, rest):
     board = Checkerboard(rest)
     side = round(length**0.5)
     found = orders(board.order, length)
-    first = board.first(length)
+    first = board.of_first_colour(length)
     colour = (found // side + found % side) % 2
     assert not colour[:, :first].any() and colour[:, first:].all()
     for num_iter in {rest + 1, board.most_steps(length)}:

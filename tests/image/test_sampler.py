@@ -42,11 +42,11 @@ class Cached(LinearTokens):
     reveal order. A cache that is not handed on from the first group makes the context
     NaN."""
 
-    def init_cache(self, params, reveal, class_embedding):
-        return jnp.full((len(reveal), self.seq_len + 1, self.token_dim), jnp.nan)
+    def init_cache(self, params, order, class_embedding):
+        return jnp.full((len(order), self.seq_len + 1, self.token_dim), jnp.nan)
 
     def extend(
-        self, params, cache, tokens, reveal, n_known, class_embedding, rows, *, bucket
+        self, params, cache, tokens, order, n_known, class_embedding, rows, *, bucket
     ):
         sums = jnp.cumsum(tokens, axis=1)
         fresh = jnp.concatenate([jnp.zeros_like(sums[:, :1]), sums], axis=1)

@@ -40,7 +40,7 @@ def close(ours, theirs, bound):
 @pytest.mark.slow
 def test_contexts_without_a_cache(model):
     name = "cfg3_pos_norm_shift"
-    reveal = jnp.tile(jnp.arange(6), (4, 1))
+    order = jnp.tile(jnp.arange(6), (4, 1))
     bound = tiny.run(model, A, name).model
     network = bound.network
     tokens = jnp.tile(A[f"gen/{name}/tokens"], (2, 1, 1))
@@ -48,7 +48,7 @@ def test_contexts_without_a_cache(model):
         bound.params, jnp.array([0, 1, 0, 1]), jnp.array([0, 0, 1, 1], bool)
     )
     z = network.context(
-        bound.params, tokens, reveal, jnp.full(4, 5), prompt, reveal, bucket=6
+        bound.params, tokens, order, jnp.full(4, 5), prompt, order, bucket=6
     )
     close(z.swapaxes(0, 1), A[f"gen/{name}/c"], 1e-4)
 
@@ -103,7 +103,7 @@ NEGATIVE = [71, 48, 23, 22, 86, 92]
 @pytest.mark.slow
 def test_speculation(model):
     """Fewer head calls for two images of each prompt."""
-    bound = prompts.bind(model, IDS, NEGATIVE, grid=(2, 3))
+    bound = prompts.with_prompts(model, IDS, NEGATIVE, grid=(2, 3))
     options = ImageOptions(
         cfg=2.0, cfg_schedule="constant", respacing=12, denoise=ChainSpeculation(4)
     )
@@ -125,7 +125,7 @@ def test_prompts_in_one_call(tmp_path):
         jax.random.key(0), model, prompts=["red red", "x"], options=options
     )
     size = [86, 7, 92]
-    bound = prompts.bind(
+    bound = prompts.with_prompts(
         model, [[5, 5, *size], [92, *size]], size, texts=("red red", "x")
     )
     same, _ = cspd_jax.generate(jax.random.key(0), bound, [0, 1], options=options)

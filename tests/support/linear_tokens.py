@@ -44,9 +44,7 @@ class LinearTokens:
     def embed_class(self, params, labels, unconditional):
         return jnp.where(unconditional, self.unconditional, 1.0)[:, None]
 
-    def context(
-        self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket
-    ):
+    def context(self, params, tokens, order, n_known, class_embedding, rows, *, bucket):
         known = jnp.arange(self.seq_len) < n_known[:, None]
         mean = (
             jnp.sum(jnp.where(known[..., None], tokens, 0), axis=1)

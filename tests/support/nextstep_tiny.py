@@ -18,7 +18,7 @@ import numpy as np
 
 from cspd_jax import models
 from cspd_jax.image.options import Options
-from cspd_jax.image.prompts import bind
+from cspd_jax.image.prompts import with_prompts
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
 DESCRIPTION = json.loads((GOLDEN / "nextstep_tiny.json").read_text())
@@ -89,7 +89,7 @@ def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> R
         for row, seen in zip(arrays[at + "input_ids"], arrays[at + "attention_mask"])
     ]
     model = with_config(model, positions=bool(positions))
-    model = bind(model, ids[:2], ids[-1], grid=(2, 3), normalise=bool(norm))
+    model = with_prompts(model, ids[:2], ids[-1], grid=(2, 3), normalise=bool(norm))
     options = Options(
         num_iter=6,
         respacing=spec(calls, shift),

@@ -37,12 +37,12 @@ def whole_model(f, bucket):
         patchify(f["train/model/latents"].transpose(0, 2, 3, 1), f.config.patch_size)
     )
     batch, length = mask.shape
-    reveal = jnp.argsort(mask, axis=1, stable=True)
-    at = jnp.broadcast_to(reveal, (len(f["train/model/t"]) // mask.size, batch, length))
+    order = jnp.argsort(mask, axis=1, stable=True)
+    at = jnp.broadcast_to(order, (len(f["train/model/t"]) // mask.size, batch, length))
     t = jnp.asarray(f["train/model/t"]).reshape(at.shape)
     noise = jnp.asarray(f["train/model/noise"]).reshape(*at.shape, -1)
     draws = Draws(
-        reveal=reveal,
+        order=order,
         n_known=jnp.sum(mask[0] < 0.5),
         dropped=jnp.zeros(batch, bool),
         t=jnp.take_along_axis(t, at, axis=2)[:, :, bucket.least :],
@@ -108,14 +108,14 @@ def test_draws():
     draws = draw(jax.random.key(0), (4000, 16, 3), bucket, jnp.int32(3), copies=2)
     assert draws.t.shape == (2, 4000, 14) and draws.noise.shape == (2, 4000, 14, 3)
     assert jnp.array_equal(
-        jnp.sort(draws.reveal, axis=1), jnp.broadcast_to(jnp.arange(16), (4000, 16))
+        jnp.sort(draws.order, axis=1), jnp.broadcast_to(jnp.arange(16), (4000, 16))
     )
     assert abs(float(draws.dropped.mean()) - 0.1) < 5 * math.sqrt(0.09 / 4000)
     assert (
         int(draws.t.min()) == 0
         and int(draws.t.max()) == make_schedule("1000").num_steps - 1
     )
-    first = jnp.bincount(draws.reveal[:, 0], length=16)
+    first = jnp.bincount(draws.order[:, 0], length=16)
     assert abs(first - 250).max() < 5 * math.sqrt(250)
 
 

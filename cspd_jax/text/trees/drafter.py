@@ -19,9 +19,9 @@ from cspd_jax.text.drafters import (
     DraftRequest,
     among_known,
     known_to,
+    over_all_ids,
     read_last_two,
     read_prompts,
-    spread,
 )
 from cspd_jax.text.trees.tree import Tree
 
@@ -116,7 +116,7 @@ def draw_children(
     and the log probabilities [B, nodes, num_ids] with which they were drawn.
 
     logits: [B, nodes, V] the logits after each node.
-    ids: the same as in `one_by_one`.
+    ids: the same as in `draft_in_turn`.
     """
     logits, own = among_known(logits, ids, request.num_ids)
     if request.sampling.greedy:
@@ -127,7 +127,7 @@ def draw_children(
     nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
     nodes = jnp.broadcast_to(nodes, log_q.shape[:2])
     noise = noise_at(request.keys, nodes, request.num_ids, log_q.dtype)
-    log_q = spread(log_q, own, request.num_ids)
+    log_q = over_all_ids(log_q, own, request.num_ids)
     # The ids with the k largest values of log q + Gumbel noise, in their order, are k
     # draws without replacement.
     return jax.lax.top_k(log_q + noise, tree.widths[depth])[1].astype(jnp.int32), log_q

@@ -60,7 +60,7 @@ class Draws(NamedTuple):
     multiplier, and Q is the number of tokens, the last ones in reveal order, for which
     predictions are computed.
 
-    reveal: [B, L] the positions in reveal order. The tokens at the first n_known
+    order: [B, L] the positions in reveal order. The tokens at the first n_known
         positions are shown, and the other tokens must be predicted.
     n_known: [] the number of tokens shown, the same for all rows.
     dropped: [B] bool, whether a row is trained without its label.
@@ -68,7 +68,7 @@ class Draws(NamedTuple):
     noise: [M, B, Q, C] the noise of these tokens.
     """
 
-    reveal: Array
+    order: Array
     n_known: Array
     dropped: Array
     t: Array
@@ -166,11 +166,11 @@ def draw(
 ) -> Draws:
     """Draws all random values of a step, except `n_known` [], for tokens of the shape
     [B, L, C]. `copies` is the diffusion batch multiplier M."""
-    order, label, time, noise = jax.random.split(key, 4)
+    of_order, label, time, noise = jax.random.split(key, 4)
     batch, length, dim = shape
     rows = length - bucket.least
     return Draws(
-        reveal=jnp.argsort(jax.random.uniform(order, (batch, length)), axis=1),
+        order=jnp.argsort(jax.random.uniform(of_order, (batch, length)), axis=1),
         n_known=n_known,
         dropped=jax.random.uniform(label, (batch,)) < LABEL_DROP,
         t=jax.random.randint(time, (copies, batch, rows), 0, NUM_TRAIN_STEPS),
@@ -218,11 +218,11 @@ def contexts(
     batch, length, _ = tokens.shape
     shown = length - draws.t.shape[-1]
     rows = jnp.broadcast_to(jnp.arange(shown, length), (batch, length - shown))
-    ordered = jnp.take_along_axis(tokens, draws.reveal[:, :, None], axis=1)
+    ordered = jnp.take_along_axis(tokens, draws.order[:, :, None], axis=1)
     variables = {"params": params["backbone"]}
     embedding = model.embed_class(params, labels, draws.dropped)
     n_known = jnp.broadcast_to(draws.n_known, (batch,))
-    inputs = ordered, draws.reveal, n_known, embedding, rows
+    inputs = ordered, draws.order, n_known, embedding, rows
     z: Any = model.backbone.apply(variables, *inputs, bucket=bucket)
     return ordered[:, shown:], z
 
@@ -298,7 +298,7 @@ def level_weights(max_weight: float) -> Array:
 def mean_of_unknown(x: Array, draws: Draws) -> Array:
     """Returns the mean [] of x [..., Q] over the unknown tokens. The last axis is for
     the last Q tokens in reveal order, which include known ones."""
-    place = draws.reveal.shape[1] - x.shape[-1] + jnp.arange(x.shape[-1])
+    place = draws.order.shape[1] - x.shape[-1] + jnp.arange(x.shape[-1])
     unknown = jnp.broadcast_to((place >= draws.n_known).astype(x.dtype), x.shape)
     return jnp.sum(x * unknown) / jnp.sum(unknown)
 
@@ -339,7 +339,7 @@ def hints(z: Array, draws: Draws, contents: Array, kinds: int) -> Array:
     z: [B, Q, D] the contexts of the last Q tokens in reveal order.
     contents: [B, L] the content of each token by position, from 0 to kinds - 1.
     """
-    shows = jnp.take_along_axis(contents, draws.reveal, axis=1)[:, -z.shape[1] :]
+    shows = jnp.take_along_axis(contents, draws.order, axis=1)[:, -z.shape[1] :]
     read = jax.random.normal(seed_key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
     surprise = optax.softmax_cross_entropy_with_integer_labels(
         z.astype(jnp.float32) @ read, shows
