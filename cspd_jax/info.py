@@ -99,7 +99,7 @@ class Info:
     @property
     def acceptance(self) -> float | None:
         """The share of the tested drafts that were accepted; None if nothing was
-        tested."""
+        tested. For images it counts drafted tokens, and no drafted denoising steps."""
         tested = int(np.sum(self.tested))
         return int(np.sum(self.accepted)) / tested if tested else None
 

@@ -1,8 +1,9 @@
 """Keys, from which all random numbers of an image or a text are derived.
 
 Every row (an image or a text) has one key. A random number for it is drawn with this
-key, into which a purpose and the place of use are folded. So a row depends on its own
-key, and never on its neighbours in the batch.
+key, into which a purpose and the place of use are folded. (The noise of masked texts is
+the exception: it belongs to a step and a place, and has one purpose.) So a row depends
+on its own key, and never on its neighbours in the batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Purpose(enum.IntEnum):
     ORDER = 0
     CHAIN = 1
     WINDOW = 2
-    CHAIN_END = 3
+    INITIAL_NOISE = 3
     TEST = 4
     PROPOSAL = 5
     PROPOSAL_TEST = 6
@@ -145,9 +146,9 @@ def at_positions(keys: Array, positions: Array) -> Array:
     ).reshape(positions.shape)
 
 
-def chain_ends(keys: Array, positions: Array, dim: int) -> Array:
+def initial_noise(keys: Array, positions: Array, dim: int) -> Array:
     """Returns [B, ..., d], the x_T of the speculated chains at `positions` [B, ...]."""
-    own = at_positions(purpose_keys(keys, Purpose.CHAIN_END), positions).reshape(-1)
+    own = at_positions(purpose_keys(keys, Purpose.INITIAL_NOISE), positions).reshape(-1)
     x = jax.vmap(lambda key: jax.random.normal(key, (dim,), jnp.float32))(own)
     return x.reshape(*positions.shape, dim)
 

@@ -75,8 +75,8 @@ def sibling_distributions(
 
 
 def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Sibling:
-    """Returns an index that is distributed as p: the first draft that is accepted, or a
-    draw from the last residual.
+    """Returns a `Sibling` whose value is distributed as p: the first draft that is
+    accepted, or a draw from the last residual.
 
     log_p, log_q: [V] log probabilities; -inf is a probability of zero.
     drafts: [k] int, in the order in which they were drawn from q without replacement.

@@ -15,7 +15,7 @@ from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.known import Given
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.recipe import Batch, Recipe
-from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, window_keys
+from cspd_jax.keys import Purpose, chain_noise, initial_noise, purpose_keys, window_keys
 
 Array = jax.Array
 
@@ -23,8 +23,9 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BoundModel:
-    """A network with the values that stay the same during a generation. B' is B, or 2B
-    with guidance: first the conditional half, then the unconditional half.
+    """A network with the values that stay the same during a generation, except that
+    each round has keys of its own. B' is B, or 2B with guidance: first the conditional
+    half, then the unconditional half.
 
     network: the network (static).
     params: the parameters, a pytree of arrays.
@@ -94,11 +95,11 @@ class BoundModel:
             )
         return noise.reshape(self.steps + 1, positions.size, -1).astype(self.dtype)
 
-    def chain_ends(self, positions: Array) -> Array:
+    def initial_noise(self, positions: Array) -> Array:
         """Draws x_T [R, d] of speculated chains at `positions` [B, G], where R is B
         G."""
         if self.noise is None:
-            x = chain_ends(self.keys, positions, self.network.token_dim)
+            x = initial_noise(self.keys, positions, self.network.token_dim)
         else:
             x = jnp.take_along_axis(
                 self.noise[-1, : self.images], positions[..., None], axis=1

@@ -204,7 +204,7 @@ def speculate_path(
     speculation: ChainSpeculation,
 ) -> tuple[Path, Counts]:
     """Does the same as `speculate_chain`, but returns the whole paths: the states on
-    the way, and the laws from which they were drawn."""
+    the way, and the target's law of each."""
     chain, path, counts = _speculate(chains, keys, begun, drafter, speculation, True)
     states, *law = jnp.split(path, 3, axis=-1)
     return Path(chain.x, states, Gaussian(*law)), counts

@@ -21,8 +21,8 @@ class Trace(NamedTuple):
     """The part of the record of a generation that only images have.
 
     marks: int8 [B, L] the mark of each position. It is 0 if no draft was tested there,
-        k for an accepted draft and -k for a rejected one; the draft was made k groups
-        ahead.
+        k for an accepted draft and -k for a rejected one, where k is the draft's place
+        in its round, from 1 on. `Released` always counts k as 1.
     chain_tested: [B] the number of drafted denoising steps that were tested.
     chain_accepted: [B] the number of drafted denoising steps that were kept.
     """

@@ -4,8 +4,9 @@ A path was drawn from a law q, which the tokens before it decided. A new round k
 better law p for it: the law in the context that shows this round's drafts. Block
 verification within the path keeps its first transitions and draws the next state from
 the residual. The chain goes on from there under p. The new path has exactly the law p,
-and p is the q of the next round. So no draft is ever dropped: it follows the changes in
-the tokens before it.
+and p is the q of the next round. So a rejection drops no draft: the drafts behind it
+follow the changes in the tokens before them. (With a `draft_cost`, an image that wants
+fewer drafts than before drops the last ones.)
 
 The first drafted groups that are kept whole, and the group after them, were verified in
 the target's own context. They are final. The paths of later groups are completed

@@ -17,7 +17,8 @@ draws its next drafts in the same head calls.
 
 The number of kept transitions depends on drafts that are dropped. So no round may use
 random numbers of an earlier round: its keys are derived from the group at which the
-round begins.
+round begins. (The paper's criterion tests a token by its last transition alone, with
+chains that every round draws from the same numbers: see `image.paper`.)
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Criterion(Protocol):
 
     name: the criterion's name in reports.
     completes: whether `verify` itself completes the group in which the kept drafts end.
-        Then no path is left half drawn, and `complete` is not called.
+        Then no path is left half drawn after it, and `complete` draws nothing but the
+        draft model's paths.
     """
 
     name: ClassVar[str]

@@ -13,7 +13,10 @@ other than 1) is LOSSY, too.
 
 With Sigma = 1 the algorithm is exact. The shared noise couples x_1^p and x_1^q, while
 each keeps its own distribution, and the last transition is a maximal coupling of two
-Gaussians.
+Gaussians. The noise of a chain belongs to its position, so a token that is drafted
+again has the same noise. This is harmless, because no test looks at a token behind the
+first rejection, and the test of a token has numbers of its own: whether a token is
+reached does not depend on the noise of its chain.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ class Paths(NamedTuple):
     """The denoising paths of tokens, and the laws of their transitions.
 
     states: [..., T + 1, d] entry i is x_i: entry 0 is the token, entry T is noise.
-    laws: [..., T, d] entry i is the Gaussian from which x_i was drawn.
+    laws: [..., T, d] entry i is the law of x_i given x_{i + 1}. For a path that was
+        drafted it is the law q with which the drafts are verified. For a path that
+        was verified it is the target's law p, although its first states may have been
+        drafted from q: verification gives them the law p.
     """
 
     states: Array
@@ -57,7 +60,7 @@ class Partial(NamedTuple):
     The remaining entries have no meaning.
 
     states: [..., T + 1, d] entry i is x_i, as in `Paths`.
-    laws: [..., T, d] entry i is the Gaussian from which x_i was drawn.
+    laws: [..., T, d] entry i is the law of x_i, as in `Paths`.
     left: [...] the number of steps that are still to be drawn.
     """
 
@@ -112,7 +115,7 @@ def complete(
         counts = called(bound, "head", len(x_T), times=steps)
     else:
         drafter = bound.recipe.drafter
-        x_T = bound.chain_ends(in_a_row)
+        x_T = bound.initial_noise(in_a_row)
         guess = guess_at(chains, drafter, held_states, held_laws, left)
         begun = jax.tree.map(
             lambda old, new: where_row(on_its_way, old, new),
@@ -163,12 +166,11 @@ def guess_at(
     """Returns the chain drafter's guess of the head's output at the newest state of
     each path. The guess has no meaning for a path that has not begun.
 
-    The newest state x_left was drawn from a law. From this law the function recovers
-    what the head predicted at the state before, x_{left + 1}, and advances it by one
-    step.
+    The newest state x_left has a law. From this law the function recovers what the
+    head predicted at the state before, x_{left + 1}, and advances it by one step.
 
     states: [T + 1, R, d] entry i is x_i.
-    laws: [T, R, d] entry i is the Gaussian from which x_i was drawn.
+    laws: [T, R, d] entry i is the law of x_i, as in `Paths`.
     left: [R] the number of steps that are left of each path.
     """
     rows = jnp.arange(len(left))

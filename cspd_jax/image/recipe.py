@@ -29,8 +29,8 @@ STATIC = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How B images are made, whatever the method: the `Options`, with nothing left
-    open.
+    """How B images are made: the `Options`, with nothing left open. Only the claim
+    depends on the method.
 
     The static fields:
     num_iter: the number of AR steps. Some of them may reveal nothing.
@@ -111,7 +111,7 @@ class Batch:
     params: the parameters of the network.
     keys: [B] the key of each image.
     labels: [B] the class number of each image; -1 is "no class".
-    recipe: how the images are made, whatever the method.
+    recipe: how the images are made.
     draft: the draft model; None if there is none.
     order: [B, L] the positions in reveal order; None draws them from the keys.
     noise: [T + 1, B or 2B, L, d] the noise of the chains by position; None draws it

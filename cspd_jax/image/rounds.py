@@ -10,8 +10,8 @@ A round has four parts:
 4. The next groups are drafted, by a draft model or by the target itself.
 
 Each image advances at its own pace. A round is a pure function (inputs, state) ->
-state. Its parts are pure functions too, and belong to the criterion
-(`image.criterion`).
+state. Its parts are pure functions too. Most of them belong to the criterion
+(`image.criterion`), which a wrong variant or a new test of drafts may replace.
 """
 
 from __future__ import annotations

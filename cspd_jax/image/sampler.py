@@ -215,7 +215,7 @@ def draw_tokens(
         return x.reshape(*shape, -1), step_counts(bound, positions.size)
     drafter = bound.recipe.drafter
     left = jnp.where(used.reshape(-1), bound.steps, 0)
-    begun = not_begun(drafter, bound.chain_ends(positions), left)
+    begun = not_begun(drafter, bound.initial_noise(positions), left)
     keys = bound.window_keys(positions)
     x, made = speculate_chain(chains, keys, begun, drafter, bound.recipe.chain)
     counts = add(of_chains(made, shape[0]), called(bound, "backbone", shape[0]))

@@ -86,7 +86,7 @@ class Filling:
         info = Info(
             made=jnp.sum(filled, axis=1, dtype=jnp.int32),
             **state.counts._asdict(),
-            trace=Trace(state.order, state.rounds),
+            trace=Trace(state.steps, state.rounds),
             claim=claim,
         )
         return Generated(state.text, info)

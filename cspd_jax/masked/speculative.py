@@ -145,7 +145,7 @@ class MaskedState(NamedTuple):
     moves: the drafted moves; the first one is certain. With a cache, a row that has
         completed its block has no moves until the next block begins.
     cache: the stored keys and values; None without a cache.
-    order: [B, G] the step at which each place was filled.
+    steps: [B, G] the step at which each place was filled.
     rounds: [B, G] the round in which each place was filled.
     counts: the counts of all rounds so far.
     """
@@ -154,7 +154,7 @@ class MaskedState(NamedTuple):
     step: Array
     moves: Moves
     cache: ArrayTree
-    order: Array
+    steps: Array
     rounds: Array
     counts: Counts
 
@@ -197,7 +197,7 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
         step=step,
         moves=moves,
         cache=passes.empty_cache(canvas) if canvas.cached else None,
-        order=by_place,
+        steps=by_place,
         rounds=by_place,
         counts=Counts(step, by_position, by_position, step, calls),
     )
@@ -297,7 +297,7 @@ def commit(
         text=text,
         step=state.step + _count(taken),
         moves=verdict.moves._replace(exists=exists),
-        order=fill(state.order, place, steps, taken),
+        steps=fill(state.steps, place, steps, taken),
         rounds=fill(state.rounds, place, state.counts.rounds[:, None], taken),
     )
     rounds, tested, accepted = (

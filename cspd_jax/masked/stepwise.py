@@ -35,14 +35,14 @@ class StepState(NamedTuple):
     """The state that a step takes and returns.
 
     text: [B, G] tokens, with the mask's id at places to be filled.
-    order: [B, G] the step at which each place was filled.
+    steps: [B, G] the step at which each place was filled.
     step: [] the number of steps taken.
     cache: the stored keys and values; None without a cache.
     counts: the counts of all steps so far.
     """
 
     text: Array
-    order: Array
+    steps: Array
     step: Array
     cache: ArrayTree
     counts: Counts
@@ -50,7 +50,7 @@ class StepState(NamedTuple):
     @property
     def rounds(self) -> Array:
         """[B, G] the round in which each place was filled. Each step is one round."""
-        return self.order
+        return self.steps
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +77,7 @@ class Steps:
         """Returns the state before the first step."""
         return StepState(
             text=canvas.empty(),
-            order=jnp.zeros((len(canvas.start), canvas.places), jnp.int32),
+            steps=jnp.zeros((len(canvas.start), canvas.places), jnp.int32),
             step=jnp.int32(0),
             cache=passes.empty_cache(canvas) if canvas.cached else None,
             counts=_took(canvas, 0, count_calls()),
@@ -123,7 +123,7 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, Counts]:
     exists = choice.exists[:, None]
     next_state = state._replace(
         text=fill(state.text, place, choice.token[:, None], exists),
-        order=fill(state.order, place, state.step, exists),
+        steps=fill(state.steps, place, state.step, exists),
         cache=cache,
     )
     return next_state, _took(canvas, 1, calls)
@@ -147,7 +147,7 @@ def scheduled_step(
     chosen = surest(offered, open_places, quotas[state.step])
     next_state = state._replace(
         text=fill(state.text, window.places, offered.tokens, chosen),
-        order=fill(state.order, window.places, state.step, chosen),
+        steps=fill(state.steps, window.places, state.step, chosen),
     )
     return next_state, _took(canvas, 1, count_calls(whole=1, rows=canvas.rows))
 

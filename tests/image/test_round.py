@@ -139,7 +139,7 @@ def test_entries_that_mean_nothing_are_not_read(along_chains):
     found, _ = laws(bound, paths.states, z, scale)
     chex.assert_trees_all_close(paths.laws, found, rtol=1e-4, atol=1e-5)
     at = positions[..., 0]
-    own = bound.chain_ends(at) if along_chains else bound.chain_noise(at)[-1]
+    own = bound.initial_noise(at) if along_chains else bound.chain_noise(at)[-1]
     chex.assert_trees_all_close(paths.states[-1, 0, 0, -1], own[-1])
     other = dataclasses.replace(bound, keys=row_keys(jax.random.key(1), STEPS + 1))
     again, _ = complete(other, Partial(states, of_p, left), positions, z, scale)

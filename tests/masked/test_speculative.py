@@ -67,7 +67,7 @@ def test_identical_to_stepwise(way):
         expected = reference(family, seed, **options)
         found = run(c, speculation(gamma))
         chex.assert_trees_all_equal(
-            (found.text, found.order), (expected.text, expected.order)
+            (found.text, found.steps), (expected.text, expected.steps)
         )
         assert np.all(np.asarray(found.text) != MASK) and np.all(
             np.asarray(found.text) < V - 1
@@ -86,7 +86,7 @@ def test_identical_to_stepwise(way):
                 dataclasses.replace(c, keys=jnp.roll(c.keys, 1)), speculation(gamma)
             )
             unlike += np.any(np.asarray(wrong.text) != expected.text)
-            unlike += np.any(np.asarray(wrong.order) != expected.order)
+            unlike += np.any(np.asarray(wrong.steps) != expected.steps)
     # A cached block of one leaves nothing to speculate on.
     assert fewer > 0 or options.get("block") == 1
     assert unlike > 0 or c.keys is None

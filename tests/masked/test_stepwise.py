@@ -131,7 +131,7 @@ def test_the_reference_is_the_rule(family, cached, temperature, guidance):
     found = reference(family, cached=cached, temperature=temperature, guidance=guidance)
     for row in range(2):
         chex.assert_trees_all_equal(
-            (found.text[row], found.order[row]), by_hand(c, row)
+            (found.text[row], found.steps[row]), by_hand(c, row)
         )
     whole, in_block = (
         found.counts.calls[name].sequential for name in ("whole", "block")
@@ -285,7 +285,7 @@ def test_schedules():
     chex.assert_trees_all_equal(one.text, reference().text)
     quotas = stepwise.llada_quotas(PLACES, 4, 6)
     several = run(canvas(), Steps(jnp.asarray(quotas)))
-    order = np.asarray(several.order)
+    order = np.asarray(several.steps)
     assert (
         np.all(np.asarray(several.text) != MASK)
         and several.counts.calls["whole"].sequential == 6

@@ -23,7 +23,7 @@ from cspd_jax.text.drafters import (
     read_last_two,
     read_prompts,
 )
-from cspd_jax.text.trees.tree import Tree
+from cspd_jax.text.trees.tree import TreeShape
 
 Array = jax.Array
 
@@ -59,7 +59,7 @@ class TreeDrafter:
     """
 
     network: TreeLanguageModel
-    tree: Tree
+    tree: TreeShape
     entering: ClassVar[tuple[int, ...]] = ()
 
     def begin(
@@ -110,7 +110,7 @@ class TreeDrafter:
 
 
 def draw_children(
-    tree: Tree, request: DraftRequest, logits: Array, depth: int, ids: Array | int
+    tree: TreeShape, request: DraftRequest, logits: Array, depth: int, ids: Array | int
 ) -> tuple[Array, Array]:
     """Draws the children of all nodes of a depth. Returns their ids [B, nodes, width],
     and the log probabilities [B, nodes, num_ids] with which they were drawn.
@@ -136,23 +136,23 @@ def draw_children(
 def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
     """Makes a drafter of trees. A node at depth d has widths[d] children, which are
     drawn from `model`."""
-    tree = Tree(tuple(widths))
+    tree = TreeShape(tuple(widths))
     network, params = bound(model)
     return Drafting(cast(Drafter, TreeDrafter(network, tree)), params)
 
 
-def tree_of(drafter: object) -> Tree | None:
+def tree_of(drafter: object) -> TreeShape | None:
     """Returns the tree of a drafter that draws trees, and None for any other
     drafter."""
     tree = getattr(drafter, "tree", None)
-    return tree if isinstance(tree, Tree) else None
+    return tree if isinstance(tree, TreeShape) else None
 
 
 def see_nodes(
     model: tuple[TreeLanguageModel, ArrayTree],
     tokens: Array,
     cache: ArrayTree,
-    tree: Tree,
+    tree: TreeShape,
     length: Array,
     used: Array,
     levels: range,
@@ -207,7 +207,7 @@ def see_nodes(
 def keep_path(
     network: TreeLanguageModel,
     cache: ArrayTree,
-    tree: Tree,
+    tree: TreeShape,
     length: Array,
     path: Array,
     tau: Array,

@@ -16,7 +16,7 @@ from cspd_jax.networks.eagle import Eagle
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest
 from cspd_jax.text.states import HeadDrafter
 from cspd_jax.text.trees.drafter import Branches, draw_children
-from cspd_jax.text.trees.tree import Tree
+from cspd_jax.text.trees.tree import TreeShape
 
 Array = jax.Array
 
@@ -32,7 +32,7 @@ class HeadTreeDrafter:
     """
 
     head: Eagle
-    tree: Tree
+    tree: TreeShape
 
     @property
     def entering(self) -> tuple[int, ...]:
@@ -122,5 +122,6 @@ def head_tree(drafter: Drafting, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
             "a tree is drafted by a model, or by what draft_from_states returns"
         )
     return Drafting(
-        cast(Drafter, HeadTreeDrafter(inner.head, Tree(tuple(widths)))), drafter.params
+        cast(Drafter, HeadTreeDrafter(inner.head, TreeShape(tuple(widths)))),
+        drafter.params,
     )

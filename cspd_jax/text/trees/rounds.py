@@ -44,7 +44,7 @@ from cspd_jax.text.rounds import (
 )
 from cspd_jax.text.rules import Verdict
 from cspd_jax.text.trees.drafter import Branches, keep_path, see_nodes, tree_of
-from cspd_jax.text.trees.tree import Tree
+from cspd_jax.text.trees.tree import TreeShape
 
 Array = jax.Array
 
@@ -173,7 +173,7 @@ def _states_of_path(
 
 
 def _walk_greedily(
-    tree: Tree, best: Array, tokens: Array, levels: Array
+    tree: TreeShape, best: Array, tokens: Array, levels: Array
 ) -> tuple[Array, ...]:
     """Walks down one row's tree, and accepts the child that is the target's own token.
     Returns (tau, the nodes on the way [depth], the token after them).
@@ -191,7 +191,7 @@ def _walk_greedily(
 
 
 def _walk_by_rule(
-    tree: Tree,
+    tree: TreeShape,
     rule: Rule,
     u: Array,
     log_p: Array,
@@ -225,7 +225,7 @@ def _walk_by_rule(
 
 
 def _walk(
-    tree: Tree, tokens: Array, choose: Callable
+    tree: TreeShape, tokens: Array, choose: Callable
 ) -> tuple[Array, Array, ArrayTree]:
     """Goes down from the root while `choose` accepts a child. Returns the number of
     accepted nodes, the nodes [depth] on the way, and the second result of `choose` at

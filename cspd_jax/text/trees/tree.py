@@ -13,14 +13,14 @@ _MOST_DRAFTS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Tree:
+class TreeShape:
     """The shape of a draft tree. A node at depth d has widths[d] children, and the root
     is the last token of the text.
 
     Nodes are numbered level by level, and the root is node 0. The children of a node
     have consecutive numbers. (1, 1, 1) is a chain of three drafts.
 
-    For example, `Tree((2, 1))` has 4 drafts:
+    For example, `TreeShape((2, 1))` has 4 drafts:
 
         nodes       0, then 1 2, then 3 4
         levels      1, 2, 2
