@@ -73,18 +73,8 @@ class VerifiedBlock(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trials:
-    """How the coins of a block are tried, with the formulas that decide them.
-
-    coins: the number of coins that a trip of the loop tries.
-    trials: the number of trials that it makes of each coin.
-    most: the number of trials after which a coin is given up. This is only a safeguard,
-        because the probability that a trial decides is bounded below.
-    """
-
-    coins: int
-    trials: int
-    most: int = 2**13
+class Prefixes:
+    """The weights of the prefixes of a block, however its coins are drawn."""
 
     def log_pi(self, log_ratios: Array) -> Array:
         """Returns log pi_0, ..., log pi_M [M + 1] for the log ratio log p / q of each
@@ -101,6 +91,21 @@ class Trials:
         )
         sums = jnp.concatenate([jnp.zeros_like(ratios[:1]), jnp.cumsum(ratios)])
         return sums - jax.lax.cummax(sums)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trials(Prefixes):
+    """How the coins of a block are tried, with the formulas that decide them.
+
+    coins: the number of coins that a trip of the loop tries.
+    trials: the number of trials that it makes of each coin.
+    most: the number of trials after which a coin is given up. This is only a safeguard,
+        because the probability that a trial decides is bounded below.
+    """
+
+    coins: int
+    trials: int
+    most: int = 2**13
 
     def uniforms(self, key: Array, count: int, dtype: jnp.dtype) -> Array:
         """Draws the numbers [count] that decide whether the first trial of each coin

@@ -76,6 +76,7 @@ class Chains(NamedTuple):
     temperature: [] the factor of the standard deviation of every step.
     scale: the guidance scale [R, 1], or one number; None without guidance.
     final_noise: whether noise is added in step 0. MAR adds none.
+    known_variance: whether the variances are the schedule's alone, as a flow's are.
     """
 
     denoiser: Denoiser
@@ -86,6 +87,7 @@ class Chains(NamedTuple):
     temperature: Array | float = 1.0
     scale: Array | float | None = None
     final_noise: bool = False
+    known_variance: bool = False
 
     @property
     def steps(self) -> int:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from chex import ArrayTree
 
 from cspd_jax.diffusion.chain import Chains
+from cspd_jax.diffusion.flow import FlowSchedule
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.known import Given
@@ -71,15 +72,17 @@ class BoundModel:
     def chains(self, z: Array, scale: Array | float | None) -> Chains:
         """Returns the denoising chains of tokens with contexts z [R, D] ([2R, D] with
         guidance). Without guidance `scale` is ignored."""
+        schedule = sampling_schedule(self.recipe.respacing)
         return Chains(
             self.network,
             self.params,
             self.time,
             z,
-            coefficients(sampling_schedule(self.recipe.respacing), self.dtype),
+            coefficients(schedule, self.dtype),
             temperature=self.recipe.temperature,
             scale=scale if self.recipe.guided else None,
             final_noise=self.recipe.final_noise,
+            known_variance=isinstance(schedule, FlowSchedule),
         )
 
     def chain_noise(self, positions: Array) -> Array:

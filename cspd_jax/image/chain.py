@@ -27,6 +27,7 @@ from cspd_jax._utils.loops import map_chunks, while_loop
 from cspd_jax._utils.options import documented, option
 from cspd_jax.check import UserError
 from cspd_jax.coupling.block import VerifiedBlock, verify_gaussian_block
+from cspd_jax.coupling.shifted import verify_shifted_block
 from cspd_jax.diffusion.chain import Chains, Path, predict
 from cspd_jax.diffusion.gaussian import (
     Gaussian,
@@ -53,8 +54,11 @@ class ChainSpeculation:
         " the chains (300)",
         report="",
     )
-    verify_block: Callable[..., VerifiedBlock] = option(
-        verify_gaussian_block, "verifies the drafts of a chain as one block", report=""
+    verify_block: Callable[..., VerifiedBlock] | None = option(
+        None,
+        "verifies the drafts of a chain as one block (by trials, or in closed form"
+        " where the variances are known)",
+        report="",
     )
 
     def __post_init__(self) -> None:
@@ -80,7 +84,9 @@ class ChainSpeculation:
         # A step without noise is no draw, and is not tested.
         tested = draft.valid & (inputs.chains.final_noise | (draft.steps > 0))
         coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-        return jax.vmap(self.verify_block, (0, 1, 1, 1, 1))(
+        known = inputs.chains.known_variance
+        usual = verify_shifted_block if known else verify_gaussian_block
+        return jax.vmap(self.verify_block or usual, (0, 1, 1, 1, 1))(
             coins, p, draft.q, draft.after, tested
         )
 
@@ -331,7 +337,10 @@ def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array) -> ChainDra
     def step(carry, own):
         x, guess = carry
         t, noise = own
-        q = inputs.drafter.distribution(at_steps(c, t), guess, x)
+        at = at_steps(c, t)
+        q = inputs.drafter.distribution(at, guess, x)
+        if inputs.chains.known_variance:
+            q = q._replace(log_var=jnp.broadcast_to(at.log_beta, x.shape))
         q = Gaussian(q.mean, q.log_var + log_scale)
         deviation = jnp.exp(0.5 * q.log_var) * noise
         after = q.mean + deviation

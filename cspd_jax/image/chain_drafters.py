@@ -61,7 +61,8 @@ class ChainDrafter(Protocol):
         ...
 
     def distribution(self, c: Coefficients, guess: Prediction, x: Array) -> Gaussian:
-        """Returns the distribution from which the drafter draws x_{t-1}, given x_t.
+        """Returns the distribution from which the drafter draws x_{t-1}, given x_t. In
+        a flow it must have the variance of the step, which the schedule knows.
 
         c: [R, 1] the coefficients of the step.
         guess: [R, d] the guess of the head's output at x_t.

@@ -38,7 +38,7 @@ def step(law, x, noise):
     return law(x).mean + jnp.exp(0.5 * law(x).log_var) * noise
 
 
-def sampled(count=M, verify=verify_gaussian_block):
+def sampled(count=M, verify=verify_gaussian_block, q_of=q_of):
     """LANES paths [LANES, M + 1, D], of which the first `count` states were drafted,
     finished by p; how many drafts each kept; min(1, p / q) of every prefix as a block,
     and one by one [LANES, count]."""
@@ -78,10 +78,10 @@ def sampled(count=M, verify=verify_gaussian_block):
     )
 
 
-def law_of_paths(verify=verify_gaussian_block):
+def law_of_paths(verify=verify_gaussian_block, q_of=q_of):
     """Returns the p-value of the paths' law under p, whose steps are independent
     normals; and the limit at which it refutes them."""
-    states = sampled(M, verify)[0].astype(np.float64)
+    states = sampled(M, verify, q_of)[0].astype(np.float64)
     noise = (states[:, 1:] - 0.8 * states[:, :-1] - 0.3) / np.sqrt(P_VAR)
     return normals_p_value(noise), FALSE_ALARM
 

@@ -39,7 +39,8 @@ def chains_of(spec, rows, **options):
     head = HEADS[spec]
     time = head.embed_time(None, jnp.asarray(head.schedule.timestep_map))
     c = coefficients(head.schedule)
-    return Chains(head, None, time, jnp.zeros((rows, 1)), c, **options)
+    known = {"known_variance": spec.startswith("flow")}
+    return Chains(head, None, time, jnp.zeros((rows, 1)), c, **known, **options)
 
 
 def normals(*shape):
@@ -95,6 +96,14 @@ class Misreported(BiasedWindow):
     def window(self, *given):
         after, q = super().window(*given)
         return after, q._replace(log_var=q.log_var - 0.1)
+
+
+class OffCentre(BiasedWindow):
+    """Says that its drafts were drawn around other means than they were."""
+
+    def window(self, *given):
+        after, q = super().window(*given)
+        return after, q._replace(mean=q.mean + 0.3 * jnp.exp(0.5 * q.log_var))
 
 
 def speculated(spec, kind, how, rows, options, x=None, drafter=None, active=True):
@@ -195,7 +204,7 @@ WRONG = {
     "q nearer to p than what was drawn from": drafted(verified(nearer)),
     "p without the temperature": drafted(verified(untempered)),
     "another q than was drawn from": in_place_of("at once", 1, Misreported),
-    "another q than was drawn from, flow": in_place_of("flow, at once", 1, Misreported),
+    "another q than was drawn from, flow": in_place_of("flow, at once", 1, OffCentre),
 }
 
 
