@@ -4,7 +4,7 @@ bar, or spread over a mesh. It does not depend on what a round does."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
 import jax
@@ -83,12 +83,12 @@ def stream(algorithm: Algorithm) -> Iterator[Generated]:
         yield _output(algorithm, state)
 
 
-def generate(parts: Iterable[Rows], mesh: Mesh | None, bar: Bar) -> list[Generated]:
+def generate(parts: Sequence[Rows], mesh: Mesh | None, bar: Bar) -> list[Generated]:
     """Generates the parts of a request, one after the other.
 
     mesh: the devices that hold the models; the rows of each part are spread over them.
-    bar: a bar that counts tokens. If it is enabled and there is no mesh, parts are
-        generated round by round.
+    bar: a bar that counts tokens. It advances after each part. A single part without a
+        mesh is generated round by round, and the bar advances after each round.
     """
     found = []
     with bar:
@@ -97,8 +97,11 @@ def generate(parts: Iterable[Rows], mesh: Mesh | None, bar: Bar) -> list[Generat
                 found.append(_on_mesh(replicate(mesh, part), mesh))
             elif bar.disable:
                 found.append(part.generate())
-            else:
+            elif len(parts) == 1:
                 found.append(_watched(bar, part))
+            else:
+                found.append(part.generate())
+                bar.update(int(jnp.sum(found[-1].info.made)))
     return found
 
 

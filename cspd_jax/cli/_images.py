@@ -25,6 +25,7 @@ from cspd_jax.keys import seed_key
 from cspd_jax.models import VAE, ImageModel
 from cspd_jax.parallel import default_mesh
 
+BATCH = 64
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
@@ -36,12 +37,11 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
     what = parser.add_argument_group("what to generate")
     what.add_argument(
         "--target",
-        default="words",
+        default="words-causal",
         metavar="MODEL",
-        help="words, words-draft, words-causal (pages of words), default,"
-        " default-draft, default-causal"
-        " (glyphs of digits), mar-base, mar-large, mar-huge, or a checkpoint folder"
-        " (default: words)",
+        help="words-causal, words, words-draft (pages of words), default-causal,"
+        " default, default-draft (glyphs of digits), mar-base, mar-large, mar-huge, or"
+        " a checkpoint folder (default: words-causal)",
     )
     what.add_argument(
         "--vae",
@@ -54,7 +54,9 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
         help=f"numbers, as 0-2,5, or names (default: {classes})",
     )
     what.add_argument(
-        "--batch", type=int, default=64, help="images generated together (default: 64)"
+        "--batch",
+        type=int,
+        help=f"images generated together (default: {BATCH})",
     )
     add_common(what)
     asked = parser.add_argument_group(

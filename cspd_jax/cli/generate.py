@@ -1,8 +1,9 @@
 """Generates images.
 
 The command writes samples.png (a labelled grid), samples.npz and report.json into a new
-folder, and prints the name of the folder. If no method is given, it measures which
-exact method is the fastest on this machine, and uses that one.
+folder, and prints the name of the folder. If no method is given, a causal model
+speculates along its chains, on a CPU one image after the other. For other models the
+command measures which exact method is the fastest on this machine, and uses that one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     _images.add_flags(parser, f"the first {_CLASSES} classes")
     parser.add_argument(
-        "--n", type=int, default=4, help="images per label (default: 4)"
+        "--n", type=int, default=1, help="images per label (default: 1)"
     )
     parser.add_argument(
         "--out",
@@ -63,16 +64,20 @@ def run(args: argparse.Namespace) -> None:
     choose = not (
         args.method or args.draft or args.denoise or request.options.shortcuts
     )
-    if choose:
-        request = (
-            _speculative(request) if args.compare else _fastest(request, args.batch)
-        )
+    causal = isinstance(model.network, image.CausalTokenModel)
+    alone = choose and causal and jax.default_backend() == "cpu"
+    args.batch = args.batch or (1 if alone else _images.BATCH)
+    if choose and (causal or args.compare):
+        request = _speculative(request)
+    elif choose:
+        request = _fastest(request, args.batch)
     made = compare(*request) if args.compare else _timed(request, args.batch)
     if jax.process_index() == 0:
         told = _save(args, request, vae, folder, made)
         print(json.dumps({"out": str(folder), **told}) if args.json else folder)
         if choose and not args.compare:
-            _say_what_is_saved(request)
+            (info,) = (made.info for made in made.values())
+            _say_what_is_saved(request, args.batch, info)
 
 
 def _speculative(request: Request) -> Request:
@@ -96,28 +101,50 @@ def _fastest(request: Request, batch: int) -> Request:
     return request._replace(method=found.method, options=options)
 
 
-def _say_what_is_saved(request: Request) -> None:
-    """Prints how much exact speculation saves on the first two images, even if it is
-    not faster on this machine."""
+def _say_what_is_saved(request: Request, batch: int, info: Info) -> None:
+    """Prints how much exact speculation saves, even if it is not faster on this
+    machine. Images that were made one by one are compared with one by the plain
+    sampler. Otherwise the first two images are made by both.
+
+    info: the record of all images.
+    """
     options = dataclasses.replace(request.options, known=None)
-    few = _speculative(request._replace(what=request.what[:2], options=options))
-    found = {name: info for name, (_, info) in compare(*few, repeats=1).items()}
-    kind = "exact" if all(info.exact for info in found.values()) else "lossy"
-    saved = report.in_words(report.beside(found))
-    progress(f"{kind} speculation, tried on {len(few.what)} of them: {saved}")
-    progress("--compare shows the plain sampler beside it; in Python: docs/library.md")
+    few = request._replace(what=request.what[: min(batch, 2)], options=options)
+    if batch == 1 and options.chains:
+        options = dataclasses.replace(options, denoise="plain")
+        (plain,) = _timed(
+            few._replace(method=image.Plain(), options=options), 1
+        ).values()
+        images = len(request.what)
+        seconds = (info.seconds or 0.0) / images
+        saved = (
+            f"{info.sequential / images:.0f} calls and {seconds:.2f} s an image; the"
+            f" plain sampler, tried on one, made {plain.info.sequential} in"
+            f" {plain.info.seconds:.2f} s"
+        )
+    else:
+        found = {
+            name: one.info
+            for name, one in compare(*_speculative(few), repeats=1).items()
+        }
+        saved = report.in_words(report.beside(found))
+    kind = "exact" if info.exact else "lossy"
+    progress(f"{kind} speculation: {saved}")
+    progress("--compare shows both side by side; in Python: docs/library.md")
 
 
 def _timed(request: Request, batch: int) -> dict[str, Generated]:
     """Generates the images, and measures the seconds without compilation."""
     start = time.perf_counter()
     compiled = compilation.compile_seconds()
-    # A batch is one jitted call. If there is a bar on a terminal, it is several calls,
-    # so that the bar moves within a batch.
-    made = image.generate(*request, rows=batch, progress=sys.stderr.isatty())
+    # With a bar, a single batch is several jitted calls, which cost some time.
+    bar = sys.stderr.isatty() or len(request.what) > batch
+    made = image.generate(*request, rows=batch, progress=bar)
     tokens, info = jax.block_until_ready(made)
     seconds = time.perf_counter() - start - (compilation.compile_seconds() - compiled)
-    way = request.method.name + (" along chains" if request.options.chains else "")
+    way = request.method.name
+    if request.options.chains:
+        way = ("speculation" if way == "plain" else way) + " along chains"
     timed = dataclasses.replace(info, seconds=max(0.0, seconds))
     return {way: Generated(tokens, timed)}
 

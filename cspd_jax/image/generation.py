@@ -235,8 +235,8 @@ def generate(
         its tokenizer in its folder.
     rows: the number of images that are made side by side (default: all). The last
         image is repeated to fill up the last batch.
-    progress: whether a progress bar is shown. With a bar each round is a jitted call of
-        its own. On a mesh there is no bar.
+    progress: whether a progress bar is shown. If all images are made side by side, the
+        bar makes each round a jitted call of its own. On a mesh there is no bar.
     """
     if prompts is not None:
         model = ask(model, prompts)
@@ -269,7 +269,7 @@ def make(
         mininterval=0.5,
         disable=not progress or mesh is not None,
     )
-    made = shell.generate((batch[some] for some in numbers), mesh, bar)
+    made = shell.generate([batch[some] for some in numbers], mesh, bar)
     return made[0] if len(made) == 1 else _joined(made, count)
 
 

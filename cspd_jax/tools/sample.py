@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     request = _images.request_of(
         args, model, vae, np.resize(_images.read_labels(args, model), args.n)
     )
-    sample(request, args.out, args.batch, vae, args.tokens, process)
+    sample(request, args.out, args.batch or _images.BATCH, vae, args.tokens, process)
     sync_global_devices("samples")  # now the shards of all processes exist
     if jax.process_index() == 0:
         report = finish(args.out, args.npz)
