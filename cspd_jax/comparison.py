@@ -30,7 +30,7 @@ _LITTLE = 0.3  # seconds of all ways together, below which a trial is too short
 _LONGEST = 3.0  # seconds after which no way has another turn
 _WINDOWS = (8, 16)  # denoising steps drafted per head call
 # (gamma, coupled) of self-speculation. Coupled drafts pay if gamma is large.
-_SELF = ((8, False), (4, False), (16, False), (16, True), (24, True))
+_SELF = ((8, False), (2, False), (4, False), (16, False), (16, True), (24, True))
 
 
 class Request(NamedTuple):
@@ -200,7 +200,9 @@ def _usual(family: ModuleType, plain: Request) -> list[Any]:
         causal = isinstance(plain.model.network, image.CausalTokenModel)
         if causal or not plain.options.final_noise:
             return [image.Plain()]
-        return [image.Plain(), image.SelfSpeculation()]
+        # A round with many drafts is much arithmetic, for which a CPU takes long.
+        gamma = 2 if jax.default_backend() == "cpu" else 8
+        return [image.Plain(), image.SelfSpeculation(gamma)]
     usual = [masked.SelfSpeculation(gamma) for gamma in (2, 4, 8)]
     if masked.prepare(*plain).canvas.keys is None:  # nothing is drawn
         usual += [masked.SelfSpeculation(texts=texts) for texts in (4, 16)]

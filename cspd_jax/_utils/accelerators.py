@@ -26,6 +26,17 @@ def by_device(*operands: ArrayTree, cpu: Callable, accelerator: Callable) -> Any
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=accelerator)
 
 
+def each_row(function: Callable, *rows: ArrayTree) -> ArrayTree:
+    """Returns function(*row) of each of R rows, as arrays [R, ...]. A loop that is made
+    for many rows at once (`vmap`) runs all of them until the last one is done. So on a
+    CPU the rows are made one after the other."""
+    return by_device(
+        *rows,
+        cpu=lambda *rows: jax.lax.map(lambda row: function(*row), rows),
+        accelerator=jax.vmap(function),
+    )
+
+
 def read_at_once(tree: ArrayTree) -> ArrayTree:
     """Returns the arrays [..., k] of a pytree unchanged. On an accelerator they are
     joined in between, so that one kernel reads (slices, gathers) all of them."""

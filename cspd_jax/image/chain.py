@@ -23,6 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils.accelerators import each_row
 from cspd_jax._utils.loops import map_chunks, while_loop
 from cspd_jax._utils.options import documented, option
 from cspd_jax.check import UserError
@@ -84,11 +85,11 @@ class ChainSpeculation:
         # A step without noise is no draw, and is not tested.
         tested = draft.valid & (inputs.chains.final_noise | (draft.steps > 0))
         coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-        known = inputs.chains.known_variance
-        usual = verify_shifted_block if known else verify_gaussian_block
-        return jax.vmap(self.verify_block or usual, (0, 1, 1, 1, 1))(
-            coins, p, draft.q, draft.after, tested
-        )
+        windows = p, draft.q, draft.after, tested
+        rows = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), windows)
+        if inputs.chains.known_variance and self.verify_block is None:
+            return jax.vmap(verify_shifted_block)(coins, *rows)
+        return each_row(self.verify_block or verify_gaussian_block, coins, *rows)
 
     def sizes(self, chains: int, halves: int) -> list[int]:
         """Returns the numbers of chains for which a head call is compiled: first all

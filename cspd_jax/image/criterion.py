@@ -31,6 +31,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils.accelerators import each_row
 from cspd_jax._utils.options import option
 from cspd_jax.coupling.block import VerifiedBlock, verify_gaussian_block
 from cspd_jax.coupling.draft_length import best_draft_length
@@ -225,7 +226,7 @@ class PathCriterion(Criterion):
     def verify_blocks(self, state: State, *blocks: chex.ArrayTree) -> VerifiedBlock:
         """Verifies N blocks. They are given as keys [N], laws p and q, drafted states,
         each [N, M, d], and a mask [N, M] of the transitions that were drafted."""
-        return jax.vmap(self.verify_block)(*blocks)
+        return each_row(self.verify_block, *blocks)
 
     def exactness(self) -> Exactness:
         return Exactness(True, self.why)
