@@ -12,7 +12,7 @@ if (_ROOT / "converters" / "source.py").is_file() and not (
 ).exists():
     __path__.append(str(_ROOT))
 
-from cspd_jax import image, masked, parallel, text
+from cspd_jax import audit, image, masked, parallel, text
 from cspd_jax._utils.compilation import DEVICE_LOOPS, device_loops
 from cspd_jax.check import UserError
 from cspd_jax.comparison import compare, fastest
@@ -41,6 +41,7 @@ __all__ = [
     "SelfSpeculation",
     "UserError",
     "__version__",
+    "audit",
     "citation",
     "compare",
     "device_loops",

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import FALSE_ALARM, normals_p_value, share_p_value
 
+from cspd_jax.audit import FALSE_ALARM, normals_p_value, share_p_value
 from cspd_jax.coupling.block import Trials, verify_gaussian_block
 from cspd_jax.coupling.residual import log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian

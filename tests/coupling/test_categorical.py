@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import FALSE_ALARM, counts_p_value, share_p_value
 
+from cspd_jax.audit import FALSE_ALARM, counts_p_value, share_p_value
 from cspd_jax.coupling.categorical import (
     block_distributions,
     couple_categorical,

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import FALSE_ALARM, ks_p_value, share_p_value
 from scipy.integrate import quad
 from scipy.stats import norm
 from test_block import LANES, P_VAR, M, law_of_fair_coins, law_of_paths, sampled
 
+from cspd_jax.audit import FALSE_ALARM, ks_p_value, share_p_value
 from cspd_jax.coupling.shifted import ClosedForm, verify_shifted_block
 from cspd_jax.diffusion.gaussian import Gaussian
 

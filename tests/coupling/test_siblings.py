@@ -13,9 +13,9 @@ import chex
 import jax
 import numpy as np
 import pytest
-from laws import FALSE_ALARM, counts_p_value
 from test_categorical import logs
 
+from cspd_jax.audit import FALSE_ALARM, counts_p_value
 from cspd_jax.coupling.siblings import couple_siblings, sibling_distributions
 
 V = 4

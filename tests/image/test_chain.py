@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gaussian_head import GaussianData, GaussianFlow, p_value
-from laws import FALSE_ALARM
 from test_block import SingleResidual
 
+from cspd_jax.audit import FALSE_ALARM
 from cspd_jax.coupling.block import verify_gaussian_block
 from cspd_jax.diffusion.chain import (
     Chains,

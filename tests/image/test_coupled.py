@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import FALSE_ALARM
 from linear_tokens import LinearTokens
 from test_token_speculation import by, law_of, reused
 
+from cspd_jax.audit import FALSE_ALARM
 from cspd_jax.image.coupled import CoupledCriterion
 from cspd_jax.keys import Purpose
 

@@ -6,13 +6,13 @@ import chex
 import jax
 import numpy as np
 import pytest
-from laws import FALSE_ALARM
 from linear_tokens import LinearTokens
 from samplers import IMAGE, each, some_known
 from test_token_speculation import law_of
 
 import cspd_jax
 from cspd_jax import Known, Options, UserError
+from cspd_jax.audit import FALSE_ALARM
 from cspd_jax.image import Plain, generate, prepare, stream
 from cspd_jax.models import ImageModel
 

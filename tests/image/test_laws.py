@@ -3,15 +3,15 @@
 
 import numpy as np
 import pytest
-from laws import (
+from scipy.stats import norm
+
+from cspd_jax.audit import (
     FALSE_ALARM,
     counts_p_value,
     ks_p_value,
     share_p_value,
     two_sample_ks_p_value,
 )
-from scipy.stats import norm
-
 from cspd_jax.tools.evaluation.equality import classifier_p_value, energy_p_value
 
 P = np.array([0.5, 0.3, 0.15, 0.05, 0.0])

@@ -6,11 +6,11 @@ sampler's, and they are called lossy."""
 import jax
 import numpy as np
 import pytest
-from laws import FALSE_ALARM, counts_p_value, normals_p_value
 from linear_tokens import LinearTokens, noise_of
 from samplers import IMAGE
 
 from cspd_jax import image
+from cspd_jax.audit import FALSE_ALARM, counts_p_value, normals_p_value
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image import ChainSpeculation, Options, Plain, Spread
 from cspd_jax.image.lossy import Annealing, Checkerboard

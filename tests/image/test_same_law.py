@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import batch_of
-from laws import FALSE_ALARM
 from recorded import GOLDEN, network
 
 from cspd_jax import shell
+from cspd_jax.audit import FALSE_ALARM
 from cspd_jax.image import rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.criterion import PathCriterion

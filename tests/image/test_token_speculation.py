@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import batch_of
-from laws import FALSE_ALARM, normals_p_value
 from linear_tokens import LinearTokens, noise_of
 from samplers import IMAGE, TARGET, each
 from test_block import SingleResidual
 
 from cspd_jax import image
+from cspd_jax.audit import FALSE_ALARM, normals_p_value
 from cspd_jax.coupling.block import Trials, verify_gaussian_block
 from cspd_jax.image import rounds
 from cspd_jax.image.criterion import Criterion, PathCriterion

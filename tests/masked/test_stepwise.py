@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import FALSE_ALARM, counts_p_value
 from masked_models import MASK, PLACES, V, canvas, reference, run
 
+from cspd_jax.audit import FALSE_ALARM, counts_p_value
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import window_at
 from cspd_jax.masked.rule import candidates, choose

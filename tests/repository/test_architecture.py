@@ -13,6 +13,7 @@ from test_size import tokens_of
 # From the bottom up.
 LAYERS = (
     "check",
+    "audit",
     "_utils",
     "measure",
     "info",

@@ -45,6 +45,7 @@ ROOMS = {
         ),
         13_400,
     ),
+    "audit": (("audit.py",), 2_600),
     "converters": (("../converters",), 13_400),
     "training": (("training",), 17_300),
     "cli, reports, tools": (("cli", "reports", "tools", "__main__.py"), 19_000),

@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 import numpy as np
-from laws import normals_p_value
 
+from cspd_jax.audit import normals_p_value
 from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.schedule import make_schedule
 

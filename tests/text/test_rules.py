@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import text_models
-from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax import text
+from cspd_jax.audit import FALSE_ALARM, counts_p_value
 from cspd_jax.coupling.acceptance import uniform
 from cspd_jax.coupling.categorical import residual_logits
 from cspd_jax.coupling.siblings import accept_sibling

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import text_models
-from laws import FALSE_ALARM, counts_p_value
 
+from cspd_jax.audit import FALSE_ALARM, counts_p_value
 from cspd_jax.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
 
 LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float32)

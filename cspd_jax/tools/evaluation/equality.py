@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-FALSE_ALARM = 1e-4
+from cspd_jax.audit import FALSE_ALARM as FALSE_ALARM
+
 _COMPONENTS = 32  # principal components that the classifier sees
 
 
