@@ -1,0 +1,212 @@
+"""Audits samplers of other libraries with `cspd_jax.audit`, and measures the power of
+the audit.
+
+    # Needs `pip install torch transformers`.
+    python benchmarks/audit.py others FILE.json
+    python benchmarks/audit.py power FILE.json  # tests/audit's mistakes, many seeds
+    python benchmarks/audit.py markdown FILE.json  # prints the tables of both
+
+`others` runs assisted generation of transformers on a tiny Llama of random weights,
+whose law is a table: sampled, with a draft model and with prompt look-up; and greedy.
+The plain sampler of the same library is the control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from toy import Parser, begin, machine, results, say, write_results
+
+from cspd_jax import audit
+
+VOCABULARY = 5
+LENGTH = 3  # tokens of a sampled text
+DRAFTS = 2
+LONG = 48  # tokens of a greedy text
+PROMPT = (1, 2, 1, 2)  # look-up finds drafts in it
+
+
+def tiny_llama(seed: int, vocabulary: int, width: int) -> Any:
+    """Returns a random model whose next token depends strongly on the text."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40)
+    return model
+
+
+def log_probabilities(model: Any, text: Any) -> np.ndarray:
+    """Returns [length, V], the log probabilities of the token after each of a text."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([list(text)])).logits[0].double()
+    return torch.log_softmax(logits, dim=-1).numpy()
+
+
+def law_of(model: Any) -> np.ndarray:
+    """Returns the log probability [V, ..., V] of each text after the prompt."""
+    law = np.zeros((VOCABULARY,) * LENGTH)
+    for text in itertools.product(range(VOCABULARY), repeat=LENGTH):
+        each = log_probabilities(model, [*PROMPT, *text])[len(PROMPT) - 1 : -1]
+        law[text] = sum(row[token] for row, token in zip(each, text))
+    return law
+
+
+def sampler(model: Any, **how: Any) -> Callable[[int, int], np.ndarray]:
+    """Returns a function that draws texts by the library's `generate`."""
+    import torch
+
+    def draw(seed: int, count: int) -> np.ndarray:
+        torch.manual_seed(seed)
+        prompt = torch.tensor([PROMPT])
+        given = {
+            "attention_mask": torch.ones_like(prompt),
+            "max_new_tokens": LENGTH,
+            "do_sample": True,
+            "top_k": 0,
+            **how,
+        }
+        made = [model.generate(prompt, **given)[0] for _ in range(count)]
+        return np.array([text[len(PROMPT) :].tolist() for text in made])
+
+    return draw
+
+
+def greedy_texts(model: Any, prompts: Any, **how: Any) -> list[list[int]]:
+    import torch
+
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        made = model.generate(
+            ids, attention_mask=mask, max_new_tokens=LONG, do_sample=False, **how
+        )
+        found.append(made[0].tolist())
+    return found
+
+
+def others(draws: int, texts: int) -> list[dict[str, Any]]:
+    """Returns a row for each way of generation that is audited."""
+    import transformers
+
+    name = f"transformers {transformers.__version__}"
+    target = tiny_llama(0, VOCABULARY, 16)
+    draft = tiny_llama(1, VOCABULARY, 8)
+    draft.generation_config.num_assistant_tokens = DRAFTS
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    assisted = {"assistant_model": draft}
+    lookup = {"prompt_lookup_num_tokens": DRAFTS}
+    law = law_of(target)
+    rows = []
+    for way, how in {
+        "sampled, plain (control)": {},
+        "sampled, draft model": assisted,
+        "sampled, prompt look-up": lookup,
+    }.items():
+        verdict = audit.sequences(sampler(target, **how), law, draws)
+        rows.append(row(f"{name}: {way}", verdict))
+    large = tiny_llama(2, 64, 32)
+    near = tiny_llama(3, 64, 16)
+    random = np.random.default_rng(0)
+    prompts = random.integers(64, size=(texts, 8)).tolist()
+    plain = greedy_texts(large, prompts)
+
+    def margin(text: int, place: int) -> float:
+        logits = np.sort(log_probabilities(large, plain[text][:place])[-1])
+        return float(logits[-1] - logits[-2])
+
+    for way, how in {
+        "greedy, draft model": {"assistant_model": near},
+        "greedy, prompt look-up": lookup,
+    }.items():
+        fast = greedy_texts(large, prompts, **how)
+        rows.append(row(f"{name}: {way}", audit.greedy(plain, fast, margin)))
+    return rows
+
+
+def row(name: str, verdict: audit.Verdict) -> dict[str, Any]:
+    found = {
+        "name": name,
+        "samples": verdict.samples,
+        "passed": verdict.passed,
+        "visible": verdict.visible,
+        "sentence": verdict.sentence,
+    }
+    say(f"{name}: {verdict.sentence}")
+    return found
+
+
+def power(seeds: int, right: int) -> list[dict[str, Any]]:
+    """Returns how often each rule of tests/audit is refuted, with 500 draws a table."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "audit"))
+    from test_audit import WRONG_RULES, token_by_token
+
+    rows = []
+    for name, verify in {"right": token_by_token, **WRONG_RULES}.items():
+        runs = right if name == "right" else seeds
+        refuted = sum(not audit.rule(verify, draws=500, seed=i) for i in range(runs))
+        rows.append({"name": name, "runs": runs, "refuted": refuted})
+        say(f"{name}: refuted in {refuted} of {runs}")
+    return rows
+
+
+def markdown(found: dict[str, Any]) -> str:
+    lines = ["| what was run | draws or tokens | verdict | would have seen |"]
+    lines.append("|---|---|---|---|")
+    for one in found.get("others", []):
+        verdict = "not refuted" if one["passed"] else "**refuted**"
+        seen = f"{one['visible']:.3f}" if one["visible"] else "any token"
+        lines.append(f"| {one['name']} | {one['samples']} | {verdict} | {seen} |")
+    lines += ["", "| rule | refuted | of runs |", "|---|---|---|"]
+    for one in found.get("power", []):
+        lines.append(f"| {one['name']} | {one['refuted']} | {one['runs']} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = Parser(__doc__, what="power", file=Path("audit.json"))
+    parser.add_argument("what", choices=("others", "power", "markdown"))
+    parser.add_argument("file", type=Path, help="the results")
+    for name, default, help in (
+        ("draws", 10_000, "texts that are sampled by each way"),
+        ("texts", 100, "greedy texts"),
+        ("seeds", 100, "runs of each wrong rule"),
+        ("right", 1_000, "runs of the right rule"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=help)
+    args: argparse.Namespace = begin(parser)
+    found = {} if args.toy else dict(results(args.file) or {})
+    if args.what == "others":
+        found["others"] = others(args.draws, args.texts)
+    if args.what == "power":
+        counts = (2, 2) if args.toy else (args.seeds, args.right)
+        found["power"] = power(*counts)
+    if args.what != "markdown":
+        write_results(args.file, found | {"machine": machine()})
+    print(markdown(found))
+
+
+if __name__ == "__main__":
+    main()
