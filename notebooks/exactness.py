@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw
+from scipy.stats import norm
 
+from cspd_jax import audit
 from cspd_jax.coupling.gaussian import couple_gaussians
 from cspd_jax.coupling.residual import gaussian_residual
 from cspd_jax.diffusion.chain import Chains
@@ -28,18 +30,8 @@ from cspd_jax.image.chain import ChainSpeculation, not_begun, speculate_chain
 from cspd_jax.image.chain_drafters import frozen
 
 DRAWS = 20_000
-FALSE_ALARM = 1e-4
 AT_ONCE = 4 * DRAWS  # rows of a head call that is compiled for all chains alone
 normal = jax.random.normal
-
-
-def p_value(sample: np.ndarray, mean: float, deviation: float) -> float:
-    """Tests whether a sample [n] has the distribution N(mean, deviation^2)."""
-    z = (np.sort(sample) - mean) / (deviation * math.sqrt(2))
-    u = 0.5 * (1 + np.array([math.erf(value) for value in z]))
-    steps = np.arange(len(u) + 1) / len(u)
-    distance = max(np.max(steps[1:] - u), np.max(u - steps[:-1]))
-    return min(1.0, 2 * math.exp(-2 * len(u) * distance**2))
 
 
 # 1. One draw. Target N(0, 1), draft N(1.2, 0.5).
@@ -179,9 +171,10 @@ def main() -> None:
                 *law,
             )
         )
-    for title, *sample in panels:
-        p = p_value(*sample)
-        print(f"{title:75} p = {p:.3g}{', REFUTED' if p <= FALSE_ALARM else ''}")
+    for title, sample, mean, deviation in panels:
+        p = audit.ks_p_value(sample, norm(mean, deviation).cdf)
+        refuted = ", REFUTED" if p <= audit.FALSE_ALARM else ""
+        print(f"{title:75} p = {p:.3g}{refuted}")
     for file in sys.argv[1:]:
         picture(panels).save(file)
 
