@@ -1,19 +1,21 @@
 """Audits samplers of other libraries with `cspd_jax.audit`, and measures the power of
 the audit.
 
-    # Needs `pip install torch transformers`.
+    # Needs `pip install torch transformers`; `pip install --no-deps flashspec dflash`.
     python benchmarks/audit.py others FILE.json
     python benchmarks/audit.py power FILE.json  # tests/audit's mistakes, many seeds
     python benchmarks/audit.py markdown FILE.json  # prints the tables of both
 
-`others` runs assisted generation of transformers on a tiny Llama of random weights,
-whose law is a table: sampled, with a draft model and with prompt look-up; and greedy.
-The plain sampler of the same library is the control.
+`others` runs the rules of transformers, flashspec and dflash. It also runs assisted
+generation of transformers on a tiny Llama of random weights, whose law is a table:
+sampled, with a draft model and with prompt look-up, and greedy. The plain sampler is
+the control.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import itertools
 import sys
 from collections.abc import Callable
@@ -54,20 +56,62 @@ def tiny_llama(seed: int, vocabulary: int, width: int) -> Any:
     return model
 
 
-def log_probabilities(model: Any, text: Any) -> np.ndarray:
+def rules() -> dict[str, audit.Rule]:
+    """Returns the rules of libraries that are installed, as `audit.rule` calls them."""
+    import torch
+
+    def of(call: Callable) -> audit.Rule:
+        def verify(seed, p, q, drafts):
+            torch.manual_seed(seed)
+            given = drafts, np.float32(p), np.float32(q)
+            return call(*(torch.tensor(a)[None] for a in given))
+
+        return verify
+
+    def transformers(drafts, p, q):
+        from transformers.generation.utils import _speculative_sampling
+
+        tokens, kept = _speculative_sampling(
+            drafts, torch.log(q), drafts.shape[1], torch.log(p)
+        )
+        return kept, tokens[0, -1]
+
+    def flashspec(drafts, p, q):
+        from flashspec.sampling.rejection import rejection_step
+
+        return rejection_step(drafts, torch.log(q), torch.log(p))[0]
+
+    def dflash(drafts, p, q):
+        from dflash.model import _rejection_sample
+
+        return _rejection_sample(drafts, p, q)
+
+    found = {}
+    for rule in (transformers, flashspec, dflash):
+        try:
+            version = importlib.metadata.version(rule.__name__)
+        except importlib.metadata.PackageNotFoundError:
+            say(f"{rule.__name__} is not installed, and is left out")
+            continue
+        found[f"{rule.__name__} {version}: the rule"] = of(rule)
+    return found
+
+
+def log_probabilities(model: Any, text: Any, temperature: float = 1.0) -> np.ndarray:
     """Returns [length, V], the log probabilities of the token after each of a text."""
     import torch
 
     with torch.no_grad():
         logits = model(torch.tensor([list(text)])).logits[0].double()
-    return torch.log_softmax(logits, dim=-1).numpy()
+    return torch.log_softmax(logits / temperature, dim=-1).numpy()
 
 
-def law_of(model: Any) -> np.ndarray:
+def law_of(model: Any, temperature: float) -> np.ndarray:
     """Returns the log probability [V, ..., V] of each text after the prompt."""
     law = np.zeros((VOCABULARY,) * LENGTH)
     for text in itertools.product(range(VOCABULARY), repeat=LENGTH):
-        each = log_probabilities(model, [*PROMPT, *text])[len(PROMPT) - 1 : -1]
+        each = log_probabilities(model, [*PROMPT, *text], temperature)
+        each = each[len(PROMPT) - 1 : -1]
         law[text] = sum(row[token] for row, token in zip(each, text))
     return law
 
@@ -108,8 +152,11 @@ def greedy_texts(model: Any, prompts: Any, **how: Any) -> list[list[int]]:
 
 def others(draws: int, texts: int) -> list[dict[str, Any]]:
     """Returns a row for each way of generation that is audited."""
+    import torch
     import transformers
 
+    torch.set_num_threads(1)  # the models are tiny
+    rows = [row(name, audit.rule(rule, draws=4_000)) for name, rule in rules().items()]
     name = f"transformers {transformers.__version__}"
     target = tiny_llama(0, VOCABULARY, 16)
     draft = tiny_llama(1, VOCABULARY, 8)
@@ -118,15 +165,16 @@ def others(draws: int, texts: int) -> list[dict[str, Any]]:
     draft.generation_config.assistant_confidence_threshold = 0.0
     assisted = {"assistant_model": draft}
     lookup = {"prompt_lookup_num_tokens": DRAFTS}
-    law = law_of(target)
-    rows = []
-    for way, how in {
-        "sampled, plain (control)": {},
-        "sampled, draft model": assisted,
-        "sampled, prompt look-up": lookup,
-    }.items():
-        verdict = audit.sequences(sampler(target, **how), law, draws)
-        rows.append(row(f"{name}: {way}", verdict))
+    for temperature in (1.0, 0.6):
+        law = law_of(target, temperature)
+        for way, how in {
+            "plain (control)": {},
+            "draft model": assisted,
+            "prompt look-up": lookup,
+        }.items():
+            draw = sampler(target, temperature=temperature, **how)
+            verdict = audit.sequences(draw, law, draws)
+            rows.append(row(f"{name}: {way}, temperature {temperature:g}", verdict))
     large = tiny_llama(2, 64, 32)
     near = tiny_llama(3, 64, 16)
     random = np.random.default_rng(0)
