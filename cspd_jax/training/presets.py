@@ -189,14 +189,14 @@ PRESETS: dict[str, RunConfig] = {
         hint=0.0,
         settle=0,
     ),
-    # Most of its numbers are in the head, as in published models.
     "words-causal": _but(
         _CAUSAL,
-        model=_but(_SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=512),
+        model=_but(
+            _SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2
+        ),
         data=Words(),
-        steps=4_500,
-        batch=16,
-        decay=3_300,
+        steps=6_000,
+        decay=4_800,
     ),
     "text-target": _TEXT,
     # For `train --init` with a target trained on short rows. Without this run its
