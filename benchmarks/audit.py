@@ -14,7 +14,6 @@ the control.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import itertools
 import sys
@@ -233,7 +232,7 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def make_parser() -> Parser:
     parser = Parser(__doc__, what="power", file=Path("audit.json"))
     parser.add_argument("what", choices=("others", "power", "markdown"))
     parser.add_argument("file", type=Path, help="the results")
@@ -244,7 +243,11 @@ def main() -> None:
         ("right", 1_000, "runs of the right rule"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=help)
-    args: argparse.Namespace = begin(parser)
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
     found = {} if args.toy else dict(results(args.file) or {})
     if args.what == "others":
         found["others"] = others(args.draws, args.texts)

@@ -70,13 +70,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def main() -> None:
+def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("cpu.json"))
     parser.add_argument("file", type=Path, help="the results")
     parser.add_argument(
         "--markdown", action="store_true", help="print an existing file's table"
     )
-    args = begin(parser)
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
     if not args.markdown:
         rows = []
         few = slice(None, None, 2 if args.toy else 1)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import chi2, norm
 
 from cspd_jax.check import UserError
 
@@ -364,6 +363,8 @@ def normals_p_value(noise: Array) -> float:
     Noise is what an output is made of: every failure of a joint law is one of this
     independence.
     """
+    from scipy.stats import chi2, norm
+
     made = np.sum(~np.isnan(noise), axis=(1, 2))
     some = made > 0
     steps = np.diff(noise, axis=1) / np.sqrt(2)
