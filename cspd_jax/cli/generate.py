@@ -118,7 +118,7 @@ def _say_what_is_saved(request: Request, batch: int, info: Info) -> None:
         images = len(request.what)
         seconds = (info.seconds or 0.0) / images
         saved = (
-            f"{info.sequential / images:.0f} calls and {seconds:.2f} s an image; the"
+            f": {info.sequential / images:.0f} calls and {seconds:.2f} s an image; the"
             f" plain sampler, tried on one, made {plain.info.sequential} in"
             f" {plain.info.seconds:.2f} s"
         )
@@ -127,9 +127,10 @@ def _say_what_is_saved(request: Request, batch: int, info: Info) -> None:
             name: one.info
             for name, one in compare(*_speculative(few), repeats=1).items()
         }
-        saved = report.in_words(report.beside(found))
+        saved = f", tried on {len(few.what)} of them: "
+        saved += report.in_words(report.beside(found))
     kind = "exact" if info.exact else "lossy"
-    progress(f"{kind} speculation: {saved}")
+    progress(f"{kind} speculation{saved}")
     progress("--compare shows both side by side; in Python: docs/library.md")
 
 

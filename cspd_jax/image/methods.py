@@ -110,10 +110,12 @@ class _Rounds(Method):
         return self.criterion.name
 
     def rounds(self, batch: Batch) -> Rounds:
-        """Returns the rounds that make the images of a batch."""
-        return bound_rounds(
-            batch, self.criterion, self.gamma, self.draft_cost, self.prefill
-        )
+        """Returns the rounds that make the images of a batch. Their gamma is at most
+        the number of groups that can be drafted."""
+        # A target that drafts for itself cannot draft the first group.
+        most = len(batch.recipe.groups) - (batch.draft is None)
+        gamma = min(self.gamma, max(1, most))
+        return bound_rounds(batch, self.criterion, gamma, self.draft_cost, self.prefill)
 
     def generate(self, batch: Batch) -> Generated:
         return shell.run(self.rounds(batch))

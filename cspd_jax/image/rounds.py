@@ -160,17 +160,10 @@ def bound_rounds(
     draft_cost: float | None = None,
     prefill: float = 0.0,
 ) -> Rounds:
-    """Binds the networks to the images of a batch, and returns their rounds.
-    `state.Inputs` explains the numbers.
-
-    The gamma of the rounds is at most the number of groups that can be drafted. The
-    last group is followed by gamma + 1 empty groups.
-    """
+    """Binds the networks to the images of a batch, and returns their rounds. The last
+    group is followed by gamma + 1 empty groups. `state.Inputs` explains the numbers."""
     target = bind(batch)
     recipe = batch.recipe
-    # A target that drafts for itself cannot draft the first group.
-    most = len(recipe.groups) - (batch.draft is None)
-    gamma = min(gamma, max(1, most))
     draft = None
     if batch.draft is not None:
         draft = bind(batch.of_draft(batch.draft))

@@ -153,7 +153,7 @@ def test_a_draft_model_and_its_criteria(run, flags, exact, why):
 @pytest.mark.slow
 def test_without_a_method_the_fastest_exact_one(run):
     report, err = run("--n", "1", "--labels", "0", "--num-iter", "2")
-    assert report["exact"] and "self gamma 8, window 8" in err and "--compare" in err
+    assert report["exact"] and "self gamma 2, window 8" in err and "--compare" in err
     assert "exact speculation, tried on 1 of them" in err and "times fewer calls" in err
 
 
