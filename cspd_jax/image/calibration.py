@@ -31,7 +31,7 @@ from cspd_jax.diffusion.chain import predict
 from cspd_jax.diffusion.gaussian import predicted_x0, transition_from_x0
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel, bind
-from cspd_jax.image.chain_drafters import ChainDrafter, NoiseCorrected
+from cspd_jax.image.chain_drafters import NoiseCorrected
 from cspd_jax.image.order import Random, Raster
 from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.keys import row_keys, seed_key
@@ -49,13 +49,9 @@ _FITTED: weakref.WeakKeyDictionary[ImageModel, dict[str, NoiseCorrected]] = (
 )
 
 
-def drafter_for(model: ImageModel, recipe: Recipe) -> ChainDrafter:
+def drafter_for(model: ImageModel, recipe: Recipe) -> NoiseCorrected:
     """Returns the model's drafter for this recipe. It is read from the checkpoint
-    folder if its file exists. If not, it is fitted once and then kept in memory.
-    Without speculation along the chains nothing is fitted, and the recipe keeps its
-    drafter."""
-    if recipe.chain is None:
-        return recipe.drafter
+    folder if its file exists. If not, it is fitted once and then kept in memory."""
     path = file_of(model, recipe)
     if path is not None and path.exists():
         return read(path)

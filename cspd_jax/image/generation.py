@@ -194,14 +194,19 @@ def prepare(
     small = None
     if draft is not None:
         alone = dataclasses.replace(alone, draft=None)
-        small = Draft(draft.network, draft.params, drafter_for(draft, recipe))
+        small = Draft(draft.network, draft.params)
+    if recipe.chain is not None:
+        if small is not None:
+            fitted = drafter_for(draft, recipe)
+            small = dataclasses.replace(small, drafter=fitted)
+        recipe = dataclasses.replace(recipe, drafter=drafter_for(model, recipe))
     return Batch(
         network=model.network,
         method=alone,
         params=model.params,
         keys=keys_per_row(key, len(found)),
         labels=jnp.asarray(found),
-        recipe=dataclasses.replace(recipe, drafter=drafter_for(model, recipe)),
+        recipe=recipe,
         draft=small,
     )
 
