@@ -38,8 +38,8 @@ class Verdict:
 
     p_value: the probability of a result as extreme if the sampler is right, at most.
     samples: the number of draws.
-    visible: the smallest deviation that would have been refuted with probability 0.99:
-        of the probability of some event.
+    visible: if the probability of an event that is tested were off by this much, the
+        sampler would have been refuted with probability 0.99.
     sentence: the verdict, for people to read.
     """
 
@@ -91,7 +91,7 @@ def rule(
             text = [*drawn[:kept], int(token)]
             texts[i] = text + _walk(p, text[-1], drafts - kept, random)
         found[name] = _of_sequences(texts, law)
-    visible = _visible(_of_counts(vocabulary**length), draws, len(found))
+    visible = _visible(_of_counts(vocabulary**length), draws)
     return _verdict(found, draws * len(found), visible)
 
 
@@ -143,7 +143,7 @@ def transitions(
         name = f"d = {dim}, {'equal' if wider == 1 else 'unequal'} variances"
         found[name] = normals_p_value(noise)
     tests = len(found) * (2 * drafts + 1)
-    visible = _visible(math.log(2 * tests / FALSE_ALARM) / 2, draws, 1)
+    visible = _visible(math.log(2 * tests / FALSE_ALARM), draws)
     return _verdict(found, draws * len(found), visible)
 
 
@@ -170,7 +170,7 @@ def sequences(
         )
     for end in (texts.min(), texts.max()):
         _check_range(int(end), law.shape[0], "a token")
-    visible = _visible(_of_counts(law.size), draws, 1)
+    visible = _visible(_of_counts(law.size), draws)
     return _verdict({"sequences": _of_sequences(texts, law)}, draws, visible)
 
 
@@ -271,10 +271,10 @@ def _of_counts(cells: int) -> float:
     return float(size[np.argmax(log_p <= math.log(FALSE_ALARM / 40))])
 
 
-def _visible(threshold: float, draws: int, tests: int) -> float:
+def _visible(threshold: float, draws: int) -> float:
     """Returns the deviation of an event's probability that is refuted with probability
-    0.99, if n KL (at least 2 n deviation^2, by Pinsker) is refuted from `threshold`
-    on. Raises a UserError if it is too large to be of use."""
+    0.99, if 2 n deviation^2 is refuted from `threshold` on. (The n KL of counts is at
+    least as large, by Pinsker.) Raises a UserError if it is too large to be of use."""
     visible = math.sqrt(threshold / (2 * draws)) + math.sqrt(
         math.log(2 / _MISSED) / (2 * draws)
     )

@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> None:
         args.method or args.draft or args.denoise or request.options.shortcuts
     )
     causal = isinstance(model.network, image.CausalTokenModel)
-    alone = choose and causal and jax.default_backend() == "cpu"
+    on_one_cpu = model.mesh is None and jax.default_backend() == "cpu"
+    alone = choose and causal and on_one_cpu
     args.batch = args.batch or (1 if alone else _images.BATCH)
     if choose and (causal or args.compare):
         request = _speculative(request)
@@ -103,14 +104,15 @@ def _fastest(request: Request, batch: int) -> Request:
 
 def _say_what_is_saved(request: Request, batch: int, info: Info) -> None:
     """Prints how much exact speculation saves, even if it is not faster on this
-    machine. Images that were made one by one are compared with one by the plain
-    sampler. Otherwise the first two images are made by both.
+    machine. Images that were made one by one, and whole, are compared with one by the
+    plain sampler. Otherwise the first images are made by both, two at most.
 
     info: the record of all images.
     """
     options = dataclasses.replace(request.options, known=None)
     few = request._replace(what=request.what[: min(batch, 2)], options=options)
-    if batch == 1 and options.chains:
+    exact = info.exact
+    if batch == 1 and options.chains and request.options.known is None:
         options = dataclasses.replace(options, denoise="plain")
         (plain,) = _timed(
             few._replace(method=image.Plain(), options=options), 1
@@ -127,9 +129,10 @@ def _say_what_is_saved(request: Request, batch: int, info: Info) -> None:
             name: one.info
             for name, one in compare(*_speculative(few), repeats=1).items()
         }
+        exact = all(one.exact for one in found.values())
         saved = f", tried on {len(few.what)} of them: "
         saved += report.in_words(report.beside(found))
-    kind = "exact" if info.exact else "lossy"
+    kind = "exact" if exact else "lossy"
     progress(f"{kind} speculation{saved}")
     progress("--compare shows both side by side; in Python: docs/library.md")
 

@@ -62,7 +62,8 @@ class ChainDrafter(Protocol):
 
     def distribution(self, c: Coefficients, guess: Prediction, x: Array) -> Gaussian:
         """Returns the distribution from which the drafter draws x_{t-1}, given x_t. In
-        a flow it must have the variance of the step, which the schedule knows.
+        a flow its variance is not used: drafts are drawn with the variance of the step,
+        which the schedule knows. A function `window` must draw with it, too.
 
         c: [R, 1] the coefficients of the step.
         guess: [R, d] the guess of the head's output at x_t.

@@ -1,5 +1,5 @@
-"""`cspd_jax.audit`: it acquits right rules, those of the library among them, and
-refutes the mistakes that projects have had."""
+"""`cspd_jax.audit` acquits right rules, among them the library's, and refutes the
+mistakes that projects have had."""
 
 import functools
 

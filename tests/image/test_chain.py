@@ -82,6 +82,14 @@ class BiasedSteps(NoiseCorrected):
         )
 
 
+class Wider(NoiseCorrected):
+    """Says that its drafts have larger variances than the step, also in a flow."""
+
+    def distribution(self, c, guess, x):
+        q = super().distribution(c, guess, x)
+        return q._replace(log_var=q.log_var + 0.5)
+
+
 class BiasedWindow(NoiseCorrected):
     """The same mistakes in windows that are drawn at once."""
 
@@ -138,6 +146,7 @@ LAWS = {
     "wide, cold": ("ddim100", NoiseCorrected, 32, 2048, COLD),
     "flow": ("flow25", NoiseCorrected, 8, 1024, {}),
     "flow, at once": ("flow25", BiasedWindow, 8, 2048, {}),
+    "flow, wider drafts": ("flow25", Wider, 8, 1024, {}),
 }
 
 
