@@ -23,6 +23,7 @@ IMAGES = (1, 8)
 REPEATS = 5
 CAUSAL = {
     "M 8": (Plain(), ChainSpeculation(8)),
+    "M 12": (Plain(), ChainSpeculation(12)),
     "M 16": (Plain(), ChainSpeculation(16)),
 }
 WAYS = CAUSAL | {

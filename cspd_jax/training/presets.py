@@ -192,11 +192,12 @@ PRESETS: dict[str, RunConfig] = {
     "words-causal": _but(
         _CAUSAL,
         model=_but(
-            _SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2
+            _SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=384, head_depth=3
         ),
         data=Words(),
-        steps=6_000,
-        decay=4_800,
+        batch=16,
+        steps=4_500,
+        decay=3_300,
     ),
     "text-target": _TEXT,
     # For `train --init` with a target trained on short rows. Without this run its
