@@ -27,6 +27,7 @@ class Options:
         128,
         "tokens to generate per prompt (default: 128)",
         flags=("--new-tokens", "--max-new-tokens"),
+        within=(1, None),
         type=int,
         metavar="N",
     )
@@ -41,12 +42,14 @@ class Options:
         0.0,
         "scale of the logits; 0 always takes the most probable token (default: 0)",
         flags=("--temperature",),
+        within=(0, None),
         type=float,
     )
     top_k: Array | int | None = option(
         None,
         "sample from the K most probable tokens",
         flags=("--top-k",),
+        within=(1, None),
         type=int,
         metavar="K",
     )
@@ -54,6 +57,7 @@ class Options:
         None,
         "sample from the most probable tokens that together have probability P",
         flags=("--top-p",),
+        within=(0, 1),
         type=float,
         metavar="P",
     )
