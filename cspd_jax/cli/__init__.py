@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +48,12 @@ VERBS = {  # verb -> (its module, what it does)
     ),
 }
 # Packages that a verb may import, and the extras that install them.
-_EXTRAS = {"gradio": "demo", "matplotlib": "train", "scipy": "train"}
+_EXTRAS = {
+    "gradio": "demo",
+    "huggingface_hub": "hub",
+    "matplotlib": "train",
+    "scipy": "train",
+}
 
 
 def make_parser() -> Parser:
@@ -85,7 +91,8 @@ def parser_of(verb: str) -> tuple[Any, Parser]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status: 0, or 2 if the caller can correct the
-    error, which is then printed as one sentence on standard error; 130 after Ctrl-C."""
+    error, which is then printed as one sentence on standard error; 130 after Ctrl-C,
+    and 143 after SIGTERM."""
     try:
         first = make_parser().parse_args(argv)
         module, parser = parser_of(first.command)
@@ -96,9 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             _join(first.distributed)
         module.run(args)
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as signalled:
         print("cspd-jax: interrupted", file=sys.stderr)
-        return 130
+        return 128 + (*signalled.args, signal.SIGINT)[0]
     except Exception as error:
         print(f"cspd-jax: error: {_sentence(error)}", file=sys.stderr)
         return 2
@@ -113,7 +120,7 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
         return (
             f"{error.name} is missing; this needs pip install"
-            f' "cspd-jax[{_EXTRAS[error.name]}]"'
+            f' ".[{_EXTRAS[error.name]}]"'
         )
     if is_out_of_memory(error):
         return "there is too little memory for this; fewer rows side by side take less"

@@ -14,7 +14,13 @@ from PIL import Image, ImageOps
 from cspd_jax import hub, image
 from cspd_jax._utils.files import files_in
 from cspd_jax.check import UserError
-from cspd_jax.cli._flags import add_common, add_fields, from_flags, labels
+from cspd_jax.cli._flags import (
+    add_common,
+    add_fields,
+    from_flags,
+    labels,
+    refuse_unread,
+)
 from cspd_jax.comparison import Request
 from cspd_jax.image import pixels, prompts
 from cspd_jax.image.generation import as_labels
@@ -55,7 +61,7 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
     )
     what.add_argument(
         "--batch",
-        type=int,
+        type="count",
         help=f"images generated together (default: {BATCH})",
     )
     add_common(what)
@@ -110,14 +116,14 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         " target drafts them itself",
     )
     add_fields(how, image.Options)
-    add_fields(how, image.ChainSpeculation)
+    add_fields(how, image.ChainSpeculation, of="--denoise speculative")
     order, anneal = (FIELDS[name].metadata["help"] for name in ("order", "anneal"))
     how.add_argument("--anneal", type=annealing, metavar="FIRST:LAST", help=anneal)
     orders = how.add_mutually_exclusive_group()
     orders.add_argument("--order", choices=("spread",), help=order)
     orders.add_argument(
         "--gtr",
-        type=int,
+        type="count",
         metavar="K",
         help="lossy: a checkerboard, completed in K AR steps",
     )
@@ -136,8 +142,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         " off); released: the"
         " released runner, lossy (default: path)",
     )
-    add_fields(ahead, image.SelfSpeculation)
-    add_fields(parser.add_argument_group("--criterion paper"), image.PaperCriterion)
+    add_fields(ahead, image.SelfSpeculation, of="--method self")
+    paper = parser.add_argument_group("--criterion paper")
+    add_fields(paper, image.PaperCriterion, of="--criterion paper")
 
 
 def annealing(text: str) -> Annealing:
@@ -158,8 +165,8 @@ def models_of(
     model = hub.load(
         args.target, args.dtype, default_mesh(args.mesh, devices), of=ImageModel
     )
-    if args.prompt:
-        model = prompts.ask(model, args.prompt, args.negative, grid=args.grid)
+    if args.prompt or args.negative or args.grid:
+        model = prompts.ask(model, args.prompt or (), args.negative, grid=args.grid)
     where = args.vae or hub.own_vae(model)
     vae = None if where is None else hub.load(where, args.dtype, of=VAE)
     if vae is not None:
@@ -187,8 +194,6 @@ def request_of(
     turn: [N] the label of each image.
     """
     method = _method_of(args, model)
-    if args.window and args.denoise != "speculative":
-        raise UserError("--window goes with --denoise speculative")
     # The released runner adds no final noise.
     noise = {"final_noise": False} if method.needs_final_noise is False else {}
     options = from_flags(
@@ -205,6 +210,7 @@ def request_of(
         else None,
         known=_known_of(args, model, vae, len(turn)),
     )
+    refuse_unread(args)
     return Request(seed_key(args.seed), model, turn, method, options)
 
 

@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     texts.add_argument(
         "--samples",
-        type=int,
+        type="count",
         default=4096,
         help="rows, or answers, of the target (4096)",
     )
@@ -63,7 +63,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     texts.add_argument(
         "--ids",
-        type=int,
+        type="count",
         default=8192,
         help="how many of the most frequent ids a head has (default: 8192)",
     )

@@ -48,8 +48,10 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2"
     )
-    parser.add_argument("--steps", type=int, help="length of the run")
-    parser.add_argument("--batch", type=int, help="images (or rows of text) per step")
+    parser.add_argument("--steps", type="count", help="length of the run")
+    parser.add_argument(
+        "--batch", type="count", help="images (or rows of text) per step"
+    )
     parser.add_argument("--seed", help="seed of the run")
     parser.add_argument("--learning-rate", help="highest learning rate")
     parser.add_argument(
