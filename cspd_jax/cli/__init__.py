@@ -19,33 +19,26 @@ from cspd_jax._utils.compilation import device_loops
 from cspd_jax.check import UserError, is_out_of_memory
 from cspd_jax.cli._flags import Parser
 
-VERBS = {  # verb -> (its module, what it does)
-    "generate": ("cli.generate", "generate images"),
-    "text": ("cli.text", "generate text with a causal language model"),
-    "masked": ("cli.masked", "generate text with a masked-diffusion language model"),
-    "convert": (
-        "cli.convert",
-        "make a checkpoint folder from a published checkpoint, without PyTorch",
-    ),
-    "info": (
-        "cli.info",
-        "say kind, sizes, number of parameters, dtype and SHA-256 of a checkpoint",
-    ),
-    "train": ("cli.train", "train a model"),
-    "distill": ("cli.distill", "train a draft for a target"),
-    "calibrate": (
-        "cli.calibrate",
-        "fit the drafter of an image model, or the moves of a masked language model",
-    ),
-    "sample": ("tools.sample", "generate many images, for an evaluation"),
-    "evaluate": (
-        "tools.evaluation.evaluate",
-        "measure how good images on disk are (FID)",
-    ),
-    "demo": (
-        "tools.demo",
-        "serve a page that shows plain and exact speculative generation side by side",
-    ),
+VERBS = {
+    "generate": "generate images",
+    "text": "generate text with a causal language model",
+    "masked": "generate text with a masked-diffusion language model",
+    "convert": "make a checkpoint folder from a published checkpoint, without PyTorch",
+    "info": "say kind, sizes, number of parameters, dtype and SHA-256 of a checkpoint",
+    "train": "train a model",
+    "distill": "train a draft for a target",
+    "calibrate": "fit the drafter of an image model, or the moves of a masked language"
+    " model",
+    "sample": "generate many images, for an evaluation",
+    "evaluate": "measure how good images on disk are (FID)",
+    "demo": "serve a page that shows plain and exact speculative generation side by"
+    " side",
+}
+# The modules of the verbs that are not in this folder.
+_TOOLS = {
+    "sample": "tools.sample",
+    "evaluate": "tools.evaluation.evaluate",
+    "demo": "tools.demo",
 }
 # Packages that a verb may import, and the extras that install them.
 _EXTRAS = {
@@ -59,7 +52,7 @@ _EXTRAS = {
 def make_parser() -> Parser:
     """Makes the parser of the arguments up to the verb. It passes the verb's own
     arguments through."""
-    told = "".join(f"  {verb:10} {help}\n" for verb, (_, help) in VERBS.items())
+    told = "".join(f"  {verb:10} {help}\n" for verb, help in VERBS.items())
     parser = Parser(
         prog="cspd-jax",
         description="Speculative decoding that does not change what comes out.",
@@ -73,8 +66,7 @@ def make_parser() -> Parser:
         "--distributed",
         metavar="WHERE",
         help="this is one of several processes: auto (found from SLURM, Open MPI, Cloud"
-        " TPU, Kubernetes), or"
-        " HOST:PORT,I,N for process I of N",
+        " TPU, Kubernetes), or HOST:PORT,I,N for process I of N",
     )
     parser.add_argument("command", choices=VERBS, metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -83,7 +75,8 @@ def make_parser() -> Parser:
 
 def parser_of(verb: str) -> tuple[Any, Parser]:
     """Returns the module of a verb, and the parser of the verb's arguments."""
-    module = importlib.import_module(f"cspd_jax.{VERBS[verb][0]}")
+    place = _TOOLS.get(verb, f"cli.{verb}")
+    module = importlib.import_module(f"cspd_jax.{place}")
     parser = Parser(prog=f"cspd-jax {verb}", description=module.__doc__)
     module.add_flags(parser)
     return module, parser

@@ -66,20 +66,22 @@ def add_fields(
     group: argparse._ActionsContainer, cls: type, *names: str, of: str = ""
 ) -> None:
     """Adds the flags of the fields `names` of an options class, or of all its fields
-    that have flags. A flag that the caller does not give has the value None.
+    that have flags. A flag that the caller does not give has the value None, or False
+    if it takes no value.
 
     of: what the flags go with, such as "--method self", for `refuse_unread`.
     """
     unread = group.get_default("unread") or {}
     for field in dataclasses.fields(cls):
         if field.metadata.get("flags") and (not names or field.name in names):
-            told = {
-                "default": None,
-                "help": field.metadata["help"],
+            flags = field.metadata["flags"]
+            group.add_argument(
+                *flags,
+                dest=field.name,
+                help=field.metadata["help"],
                 **field.metadata["of_flag"],
-            }
-            group.add_argument(*field.metadata["flags"], dest=field.name, **told)
-            unread[field.name] = f"{field.metadata['flags'][0]} goes with {of}"
+            )
+            unread[field.name] = f"{flags[0]} goes with {of}"
     group.set_defaults(unread=unread)
 
 
@@ -123,21 +125,20 @@ def from_flags(
 def add_common(group: argparse._ActionsContainer, *dtypes: str) -> None:
     """Adds the flags that all generating verbs have: seed, mesh, type, device loops and
     JSON. `dtypes` are further types, after float32 and bfloat16."""
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--seed",
         type=int,
         default=0,
         help="row i depends on the seed and i (default: 0)",
     )
-    group.add_argument(
+    add(
         "--mesh",
         metavar="SIZES",
         help="sizes of the mesh's axes, as data=4,model=2 (default: all on data)",
     )
-    group.add_argument(
-        "--dtype", choices=("float32", "bfloat16", *dtypes), default="float32"
-    )
-    group.add_argument(
+    add("--dtype", choices=("float32", "bfloat16", *dtypes), default="float32")
+    add(
         "--device-loops",
         type=bool,
         metavar="on|off",
@@ -145,7 +146,7 @@ def add_common(group: argparse._ActionsContainer, *dtypes: str) -> None:
         help="let a GPU run loops without the host; results do not change, and no GPU"
         " has been measured with it yet (off)",
     )
-    group.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def labels(text: str, classes: int, names: tuple[str, ...] = ()) -> list[int]:

@@ -41,7 +41,8 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
     classes: the text that describes the default of --labels.
     """
     what = parser.add_argument_group("what to generate")
-    what.add_argument(
+    add = what.add_argument
+    add(
         "--target",
         default="words-causal",
         metavar="MODEL",
@@ -49,52 +50,52 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
         " default, default-draft (glyphs of digits), mar-base, mar-large, mar-huge, or"
         " a checkpoint folder (default: words-causal)",
     )
-    what.add_argument(
+    add(
         "--vae",
         metavar="MODEL",
         help="autoencoder that decodes latents: kl16 or a folder",
     )
-    what.add_argument(
+    add(
         "--labels",
         metavar="LIST",
         help=f"numbers, as 0-2,5, or names (default: {classes})",
     )
-    what.add_argument(
+    add(
         "--batch",
         type="count",
         help=f"images generated together (default: {BATCH})",
     )
     add_common(what)
-    asked = parser.add_argument_group(
+    add = parser.add_argument_group(
         "prompts, for a target that makes images from text (NextStep-1)"
-    )
-    asked.add_argument(
+    ).add_argument
+    add(
         "--prompt",
         action="append",
         metavar="TEXT",
         help="what to show; may be repeated",
     )
-    asked.add_argument(
+    add(
         "--negative",
         default="",
         metavar="TEXT",
         help="the unconditional prompt of --cfg",
     )
-    asked.add_argument(
+    add(
         "--grid",
         type=grid,
         metavar="ROWSxCOLUMNS",
         help="tokens of an image (the model's)",
     )
-    known = parser.add_argument_group("from a picture (inpainting)")
-    known.add_argument(
+    add = parser.add_argument_group("from a picture (inpainting)").add_argument
+    add(
         "--image",
         metavar="FILE",
         help="a PNG or JPEG to start from, which is cut and scaled to the model's size;"
         " or a folder of them,"
         " or the samples.npz of a run, whose images are taken in turn",
     )
-    known.add_argument(
+    add(
         "--keep",
         metavar="REGION",
         help="the part of the picture that stays; the rest is generated to fit it:"
@@ -112,8 +113,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=("plain", "draft", "self"),
         help="plain: one AR step at a time; draft: a smaller model drafts several;"
-        " self: the"
-        " target drafts them itself",
+        " self: the target drafts them itself",
     )
     add_fields(how, image.Options)
     add_fields(how, image.ChainSpeculation, of="--denoise speculative")
@@ -139,8 +139,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--criterion",
         choices=("path", "paper", "released"),
         help="path: exact; paper: Algorithm 1 as printed, lossy (exact with --sigma"
-        " off); released: the"
-        " released runner, lossy (default: path)",
+        " off); released: the released runner, lossy (default: path)",
     )
     add_fields(ahead, image.SelfSpeculation, of="--method self")
     paper = parser.add_argument_group("--criterion paper")

@@ -45,18 +45,15 @@ _MOST_SHOWN = 400  # the most images in a picture
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
+    add = parser.add_argument
     _images.add_flags(parser, f"the first {_CLASSES} classes")
-    parser.add_argument(
-        "--n", type="count", default=1, help="images per label (default: 1)"
-    )
-    parser.add_argument(
+    add("--n", type="count", default=1, help="images per label (default: 1)")
+    add(
         "--out",
         metavar="DIR",
         help=f"new output folder (default: the next {PREFIX}-0001)",
     )
-    parser.add_argument(
-        "--compare", action="store_true", help="run and time the plain sampler as well"
-    )
+    add("--compare", action="store_true", help="run and time the plain sampler as well")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -10,7 +10,6 @@ with the package.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 
 from cspd_jax import masked
@@ -31,10 +30,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=("ssd", "stepwise", "schedule", "auto"),
         default="ssd",
         help="ssd: self-speculation (default); stepwise: its reference, one token per"
-        " step; schedule: several"
-        " tokens per step as published with the model, which is lossy; auto: ssd or"
-        " stepwise, whichever a"
-        " short measurement finds faster here",
+        " step; schedule: several tokens per step as published with the model, which is"
+        " lossy; auto: ssd or stepwise, whichever a short measurement finds faster"
+        " here",
     )
     add_fields(how, masked.Options)
     add_fields(how, masked.SelfSpeculation, of="--method ssd")
@@ -53,9 +51,6 @@ def run(args: argparse.Namespace) -> None:
         args, default_mesh(args.mesh), causal=False
     )
     options = from_flags(masked.Options, args)
-    options = dataclasses.replace(
-        options, block=min(options.block, options.max_new_tokens)
-    )
     request = Request(
         seed_key(args.seed), model, prompts, _method(args, options), options
     )

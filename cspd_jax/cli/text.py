@@ -24,8 +24,6 @@ from cspd_jax.models import HeadModel, TextModel
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.parallel import default_mesh
 
-METHODS = ("plain", "speculation", "tree", "auto")
-
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
@@ -35,13 +33,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL|int8|int4|lookup",
         help="another model, a head that reads the target's states (cspd-jax distill"
         " --states), the target's own weights in 8 or 4 bits, or copies from the text"
-        " so far"
-        " (default: text-default-draft for text-default, otherwise lookup)",
+        " so far (default: text-default-draft for text-default, otherwise lookup)",
     )
     how = parser.add_argument_group("decoding")
     how.add_argument(
         "--method",
-        choices=METHODS,
+        choices=("plain", "speculation", "tree", "auto"),
         help="speculation (default): verify a whole draft at once; plain: one token"
         " after the other; tree: verify three candidates for the next token, two for"
         " the one after each, and one more; auto: speculation or plain, and how many"
@@ -98,14 +95,13 @@ def run(args: argparse.Namespace) -> None:
         spans = zip(tokens.tolist(), prompts, info.trace.lengths.tolist())
         return [row[len(prompt) : end] for row, prompt, end in spans]
 
-    drafted = not isinstance(request.method, text.Plain)
     _texts.run(
         args,
         tokenizer,
         ways,
         rows,
         method=request.method.name,
-        speculation=reported(request.method) if drafted else None,
+        speculation=reported(request.method) or None,
         draft=args.draft,
     )
 

@@ -119,7 +119,6 @@ class SelfSpeculation:
         within=(1, None),
         type=int,
         metavar="N",
-        default=None,
     )
     max_gamma: int | None = option(
         None,

@@ -51,9 +51,7 @@ def _keys(used: object) -> Iterator[str]:
     if place in _OF_CLASS:
         yield _OF_CLASS[place]
     if dataclasses.is_dataclass(used):
-        of = {
-            field.name: getattr(used, field.name) for field in dataclasses.fields(used)
-        }
+        of = vars(used)
     else:
         of = used._asdict() if hasattr(used, "_asdict") else {}
     for name, value in of.items():

@@ -44,21 +44,17 @@ MANIFEST = "manifest.json"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     _images.add_flags(parser, "all, in turn")
-    where = parser.add_argument_group("how many, and where to")
-    where.add_argument(
-        "--n", type="count", default=50_000, help="images in all (default: 50000)"
-    )
-    where.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="their folder"
-    )
-    where.add_argument(
+    add = parser.add_argument_group("how many, and where to").add_argument
+    add("--n", type="count", default=50_000, help="images in all (default: 50000)")
+    add("--out", type=Path, required=True, metavar="DIR", help="their folder")
+    add(
         "--process",
         type=_process,
         metavar="I/N",
         help="this is process I (from 0) of N",
     )
-    where.add_argument("--tokens", action="store_true", help="store tokens too")
-    where.add_argument(
+    add("--tokens", action="store_true", help="store tokens too")
+    add(
         "--npz",
         type=Path,
         metavar="FILE",
