@@ -122,20 +122,16 @@ def _sentence(error: Exception) -> str:
 
 def _join(where: str) -> None:
     """Makes this process one of several. Only the first process prints results."""
-    told: dict[str, Any] = {}
+    told: Any = ()
     if where != "auto":
         try:
             address, index, count = where.split(",")
-            told = {
-                "process_id": int(index),
-                "num_processes": int(count),
-                "coordinator_address": address,
-            }
+            told = address, int(count), int(index)
         except ValueError:
             raise UserError(
                 f"--distributed {where} is neither auto nor HOST:PORT,I,N"
             ) from None
-    jax.distributed.initialize(**told, heartbeat_timeout_seconds=10)
+    jax.distributed.initialize(*told, heartbeat_timeout_seconds=10)  # type: ignore[misc]
     first = jax.process_index() == 0
     if first:
         sys.stdout = os.fdopen(os.dup(1), "w")

@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> None:
     )
     causal = isinstance(model.network, image.CausalTokenModel)
     on_one_cpu = model.mesh is None and jax.default_backend() == "cpu"
-    alone = choose and causal and on_one_cpu
-    args.batch = args.batch or (1 if alone else _images.BATCH)
+    if not args.batch:
+        args.batch = 1 if choose and causal and on_one_cpu else _images.BATCH
     if choose and (causal or args.compare):
         request = _speculative(request)
     elif choose:

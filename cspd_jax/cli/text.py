@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         stop_ids=() if args.no_stop else None,
         exact_bits=(read(args, "gamma") or 4) if args.exact_bits else None,
     )
-    key = seed_key(args.seed) if options.temperature else None
+    key = seed_key(args.seed)
     method = _method(args, target)
     refuse_unread(args)
     request = Request(key, target, prompts, method, options)

@@ -59,10 +59,9 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
-    own = args.data is not None and args.preset is None
     preset = (
         presets.of_folder(os.path.abspath(args.data))
-        if own
+        if args.data and not args.preset
         else presets.preset(args.preset or "glyphs")
     )
     config = configured(args, preset)

@@ -62,18 +62,9 @@ def _keys(used: object) -> Iterator[str]:
 
 def _article(key: str, author: str, title: str, arxiv: str) -> str:
     year = f"20{arxiv[:2]}"
-    fields = {
-        "author": author,
-        "title": title,
-        "year": year,
-        "eprint": arxiv,
-        "archiveprefix": "arXiv",
-    }
     name = f"{author.partition(',')[0].lower()}{year}{key}"
-    return "\n".join(
-        [
-            f"@article{{{name},",
-            *(f"  {k} = {{{told}}}," for k, told in fields.items()),
-            "}",
-        ]
+    return (
+        f"@article{{{name},\n  author = {{{author}}},\n  title = {{{title}}},\n"
+        f"  year = {{{year}}},\n  eprint = {{{arxiv}}},\n"
+        "  archiveprefix = {arXiv},\n}"
     )

@@ -227,8 +227,6 @@ def evaluate(
         "samples": str(samples.path),
         "images": samples.count,
         "resize": how,
-    }
-    report |= {
         "published": network.published,
         "inception_score": inception_score(found.unbiased),
     }
