@@ -27,8 +27,8 @@ class Options:
         128,
         "tokens to generate per prompt (default: 128)",
         flags=("--new-tokens", "--max-new-tokens"),
-        within=(1, None),
-        type=int,
+        within=(0, None),  # a row that gets none may stand beside others
+        type="count",
         metavar="N",
     )
     max_len: int | None = option(
