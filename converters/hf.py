@@ -127,9 +127,11 @@ def shards(path: str | os.PathLike) -> list[str]:
     index = Path(path) / INDEX
     if not index.is_file():
         raise UserError(f"{path} has neither {SINGLE} nor {INDEX}")
-    return sorted(
-        {Path(file).name for file in read_object(index)["weight_map"].values()}
-    )
+    files = sorted(set(read_object(index)["weight_map"].values()))
+    for file in files:
+        if Path(file).name != file:
+            raise UserError(f"{index} names {shown(file)}, which is not in the folder")
+    return files
 
 
 def known_ids(folder: Folder, vocab_size: int) -> int:

@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 # The most ids by which two vocabularies of one tokenizer may differ. Published models
@@ -83,13 +84,7 @@ def check_head_ids(where: str, config: Any, ids: Any) -> None:
     """Raises UserError unless the ids of a head are distinct ids of its target."""
     ids = np.asarray(ids)
     most = config.target_ids
-    whole = np.issubdtype(ids.dtype, np.integer)
-    if (
-        not whole
-        or ids.min() < 0
-        or ids.max() >= most
-        or len(np.unique(ids)) < len(ids)
-    ):
+    if ids.min() < 0 or ids.max() >= most or len(np.unique(ids)) < len(ids):
         raise UserError(
             f"the ids of {where} are not different ones of the target's {most}"
         )
@@ -112,27 +107,38 @@ def check_vocabularies(target: Any, draft: Any) -> None:
     )
 
 
-def check_method(method: object, methods: tuple[type, ...]) -> None:
-    """Raises UserError unless `method` is an instance of one of the classes `methods`.
-    The message says what to write."""
-    if isinstance(method, methods):
-        return
-    names = ", ".join(f"{one.__name__}(...)" for one in methods)
-    what = f"the class {method.__name__}" if isinstance(method, type) else shown(method)
-    raise UserError(f"the method is {what}; write one of {names}")
+def check_kind(what: str, value: object, *kinds: type) -> None:
+    """Raises UserError unless `value` is an instance of one of the classes `kinds`, and
+    its fields are right. The message begins with `what`, and says what to write."""
+    if not isinstance(value, kinds):
+        names = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
+        raise UserError(f"{what} {shown(value)}; write {names}")
+    check_fields(value)
 
 
-def check_options(options: object, kind: type) -> None:
-    """Raises UserError unless `options` is an instance of the class `kind`, and each
-    field with a list of choices has one of them."""
-    if not isinstance(options, kind):
-        what = "the class" if isinstance(options, type) else shown(options)
-        raise UserError(f"the options are {what}; write {kind.__name__}(...)")
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+def check_fields(of: Any) -> None:
+    """Raises UserError unless each field of a dataclass, and of the dataclasses in it,
+    is one of the field's choices and lies within its range. Each entry of an array
+    must. None and traced numbers are not checked."""
+    for field in dataclasses.fields(of):
+        value = getattr(of, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            check_fields(value)
+            continue
         choices = field.metadata.get("of_flag", {}).get("choices")
-        value = getattr(options, field.name)
-        if choices and isinstance(value, str) and value not in choices:
-            names = ", ".join(choices)
+        if choices and value not in choices:
             raise UserError(
-                f"{field.name} is {shown(value)}; it must be one of {names}"
+                f"{field.name} is {shown(value)}; it must be one of"
+                f" {', '.join(choices)}"
             )
+        within = field.metadata.get("within")
+        if within and value is not None and not isinstance(value, jax.core.Tracer):
+            _check_range(field.name, np.asarray(value), *within)
+
+
+def _check_range(name: str, numbers: Any, low: float, high: float | None) -> None:
+    most = np.inf if high is None else high
+    right = np.isfinite(numbers) & (numbers >= low) & (numbers <= most)
+    if not right.all():
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise UserError(f"{name} is {numbers[~right][0]}; it must be {bounds}")

@@ -150,6 +150,11 @@ def _locate(name: str) -> Path | None:
         return shipped or Path(name)
     if name in FILES or is_repository(name):
         return None
+    if "/" in name:
+        run = Path(name).parent
+        if (run / "checkpoints").is_dir():
+            weights.read_description(run)  # raises: the run may not have ended
+        raise UserError(f"{name} does not exist")
     names = ", ".join((*DEFAULTS, *TEXT_DEFAULTS, *FILES))
     raise UserError(
         f"{name} is neither a checkpoint folder nor one of the names {names}, nor"
@@ -251,9 +256,9 @@ def fetch(
         "endpoint": endpoint,
         "cache_dir": cache_dir,
     }
-    try:
-        import huggingface_hub
+    import huggingface_hub
 
+    try:
         if (file := FILES.get(name)) is not None:
             path = Path(huggingface_hub.hf_hub_download(REPOSITORY, file, **where))
             return Fetched(path, f"{REPOSITORY}@{path.parent.name}/{file}")
@@ -270,11 +275,11 @@ def fetch(
 
 
 def is_repository(name: str) -> bool:
-    """Returns whether a name has the form OWNER/NAME and does not end like the name of
-    a file."""
+    """Returns whether a name has the form OWNER/NAME, and is not the name of a file or
+    of something in a folder that exists."""
     is_file = name.lower().endswith(_ENDINGS)
     return (
         not is_file
-        and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
-        and ".." not in name
+        and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
+        and not os.path.isdir(os.path.dirname(name))
     )

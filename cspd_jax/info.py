@@ -69,7 +69,7 @@ class Counts(NamedTuple):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Info:
     """What happened while B rows (images, texts) were generated.
 
@@ -140,6 +140,8 @@ class Info:
             if self.seconds is None
             else [*lines, f"seconds     {self.seconds:.3f}"]
         )
+
+    __repr__ = __str__
 
 
 class Generated(NamedTuple):

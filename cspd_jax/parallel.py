@@ -30,40 +30,35 @@ MODEL = "model"
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Returns the number of devices per axis, which is 1 for an axis that is left out.
-
-    For example, "data=4,model=2" becomes {"data": 4, "model": 2}, and "data=4" becomes
-    {"data": 4, "model": 1}.
-    """
+    """Returns the number of devices per axis: "data=4,model=2" becomes {"data": 4,
+    "model": 2}."""
     try:
-        sizes = {
+        return {
             name.strip(): int(size)
             for name, size in (part.split("=") for part in text.split(","))
         }
     except ValueError:
-        sizes = {}
-    if not sizes or sizes.keys() - {DATA, MODEL} or min(sizes.values()) < 1:
         raise UserError(
             f"mesh {text!r} names no devices per axis, as data=4,model=2 does"
-        )
-    return {DATA: 1, MODEL: 1, **sizes}
+        ) from None
 
 
 def make_mesh(
     sizes: str | Mapping[str, int], devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Makes a mesh with these numbers of devices per axis. Their product must be the
-    number of the given devices (default: all devices of all processes)."""
-    sizes = (
-        parse_mesh(sizes) if isinstance(sizes, str) else {DATA: 1, MODEL: 1, **sizes}
-    )
+    """Makes a mesh with these numbers of devices per axis, which are 1 for an axis that
+    is left out. Their product must be the number of the given devices (default: all
+    devices of all processes)."""
+    named = parse_mesh(sizes) if isinstance(sizes, str) else sizes
+    sizes = {DATA: 1, MODEL: 1, **named}
     devices = jax.devices() if devices is None else devices
-    wanted = math.prod(sizes.values())
-    if wanted != len(devices):
+    numbers = sizes.values()
+    fits = math.prod(numbers) == len(devices) and min(numbers) > 0
+    if not fits or sizes.keys() - {DATA, MODEL}:
         axes = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise UserError(
-            f"mesh {axes} is of {wanted} devices, but there are {len(devices)}; the"
-            " sizes multiplied must be that number"
+            f"mesh {axes} does not divide the {len(devices)} devices; its axes are"
+            f" {DATA} and {MODEL}, and the sizes multiplied must be that number"
         )
     shape = sizes[DATA], sizes[MODEL]
     return jax.make_mesh(

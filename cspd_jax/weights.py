@@ -102,9 +102,9 @@ def save(
         name: np.asarray(leaf, order="C")
         for name, leaf in flatten_dict(params, sep="/").items()
     }
-    _check_shapes(leaves, _kind(kind, path).abstract_params(config), path)
+    wanted = _wanted(leaves, kind, config, path)
     for name, leaf in leaves.items():
-        _check_finite(leaf, name, path)
+        _check_values(leaf, wanted[name].dtype, name, path)
     dtypes = {leaf.dtype.name for leaf in leaves.values()}
     name, source_sha256 = source if isinstance(source, tuple) else (source, None)
     description = {
@@ -142,12 +142,12 @@ def load(
     config = description.pop("config")
     kind = description.pop("kind")
     stored = _stored(Path(path))
-    _check_shapes(stored, _kind(kind, path).abstract_params(config), path)
+    wanted = _wanted(stored, kind, config, path)
 
     def read(name: str, array: _Stored) -> jax.Array:
         def part(index: Any) -> np.ndarray:
             values = array.read(index)
-            _check_finite(values, name, path)
+            _check_values(values, wanted[name].dtype, name, path)
             casts = dtype is not None and jnp.issubdtype(values.dtype, jnp.floating)
             return values.astype(dtype) if casts else values
 
@@ -172,9 +172,15 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
             f"{path} is not a checkpoint, which is a folder with config.json and {FILE}"
         )
     description = read_object(file)
-    if "format_version" not in description and (path / "model").is_dir():
+    if "format_version" not in description and "begun_with" in description:
+        model = path / "model"
         raise UserError(
-            f"{path} is the folder of a training run; its model is {path / 'model'}"
+            f"{path} is the folder of a training run; "
+            + (
+                f"its model is {model}"
+                if model.is_dir()
+                else "it has not ended: the command that began it goes on with it"
+            )
         )
     if (version := description.get("format_version")) != FORMAT_VERSION:
         raise UserError(
@@ -272,18 +278,30 @@ def _zarr_array(folder: Path) -> _Stored:
     return _Stored(tuple(array.shape), lambda index: array[index].read().result())
 
 
-def _check_shapes(
-    found: Mapping[str, Any], abstract: Mapping, where: str | os.PathLike
-) -> None:
-    """Raises a UserError unless the arrays have the names and shapes of the network's
-    parameters."""
+def _wanted(
+    found: Mapping[str, Any], kind: str, config: Any, where: str | os.PathLike
+) -> dict[str, Any]:
+    """Returns the network's parameters by name, as shapes and types. Raises a UserError
+    unless the arrays have their names and shapes."""
+    wanted = flatten_dict(_kind(kind, where).abstract_params(config), sep="/")
     shapes_of = lambda arrays: {
         name: tuple(array.shape) for name, array in arrays.items()
     }
     with naming(where):
-        check_shapes(shapes_of(found), shapes_of(flatten_dict(abstract, sep="/")))
+        check_shapes(shapes_of(found), shapes_of(wanted))
+    return wanted
 
 
-def _check_finite(values: np.ndarray, name: str, where: str | os.PathLike) -> None:
-    if jnp.issubdtype(values.dtype, jnp.floating) and not np.isfinite(values).all():
+def _check_values(
+    values: np.ndarray, wanted: DTypeLike, name: str, where: str | os.PathLike
+) -> None:
+    """Raises a UserError if the values are whole numbers where the network has
+    floating-point numbers or the other way round, or not finite."""
+    floating = jnp.issubdtype(values.dtype, jnp.floating)
+    if floating != jnp.issubdtype(wanted, jnp.floating):
+        raise UserError(
+            f"{where}: parameter {name} is stored as {values.dtype}, and is {wanted} in"
+            " the network"
+        )
+    if floating and not np.isfinite(values).all():
         raise UserError(f"{where}: parameter {name} holds NaN or infinity")

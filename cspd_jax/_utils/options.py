@@ -15,6 +15,7 @@ def option(
     static: bool = False,
     flags: tuple[str, ...] = (),
     report: str | None = None,
+    within: tuple[float, float | None] | None = None,
     **of_flag: object,
 ) -> Any:
     """Makes the field of an option.
@@ -25,11 +26,20 @@ def option(
         has.
     report: the option's name in reports, if it differs from the field's name; "" leaves
         the option out of reports.
+    within: the least and the greatest value, both of which are allowed; the greatest
+        may be None. Infinity is never allowed.
     of_flag: further arguments of `argparse.add_argument`.
     """
-    metadata = {"help": help, "static": static, "flags": flags, "of_flag": of_flag}
-    named = {} if report is None else {"report": report}
-    return dataclasses.field(default=default, metadata={**metadata, **named})
+    metadata: dict[str, object] = {
+        "help": help,
+        "static": static,
+        "flags": flags,
+        "of_flag": of_flag,
+        "within": within,
+    }
+    if report is not None:
+        metadata["report"] = report
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def documented(cls: type) -> type:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,42 +19,40 @@ from cspd_jax._utils.compilation import device_loops
 from cspd_jax.check import UserError, is_out_of_memory
 from cspd_jax.cli._flags import Parser
 
-VERBS = {  # verb -> (its module, what it does)
-    "generate": ("cli.generate", "generate images"),
-    "text": ("cli.text", "generate text with a causal language model"),
-    "masked": ("cli.masked", "generate text with a masked-diffusion language model"),
-    "convert": (
-        "cli.convert",
-        "make a checkpoint folder from a published checkpoint, without PyTorch",
-    ),
-    "info": (
-        "cli.info",
-        "say kind, sizes, number of parameters, dtype and SHA-256 of a checkpoint",
-    ),
-    "train": ("cli.train", "train a model"),
-    "distill": ("cli.distill", "train a draft for a target"),
-    "calibrate": (
-        "cli.calibrate",
-        "fit the drafter of an image model, or the moves of a masked language model",
-    ),
-    "sample": ("tools.sample", "generate many images, for an evaluation"),
-    "evaluate": (
-        "tools.evaluation.evaluate",
-        "measure how good images on disk are (FID)",
-    ),
-    "demo": (
-        "tools.demo",
-        "serve a page that shows plain and exact speculative generation side by side",
-    ),
+VERBS = {
+    "generate": "generate images",
+    "text": "generate text with a causal language model",
+    "masked": "generate text with a masked-diffusion language model",
+    "convert": "make a checkpoint folder from a published checkpoint, without PyTorch",
+    "info": "say kind, sizes, number of parameters, dtype and SHA-256 of a checkpoint",
+    "train": "train a model",
+    "distill": "train a draft for a target",
+    "calibrate": "fit the drafter of an image model, or the moves of a masked language"
+    " model",
+    "sample": "generate many images, for an evaluation",
+    "evaluate": "measure how good images on disk are (FID)",
+    "demo": "serve a page that shows plain and exact speculative generation side by"
+    " side",
+}
+# The modules of the verbs that are not in this folder.
+_TOOLS = {
+    "sample": "tools.sample",
+    "evaluate": "tools.evaluation.evaluate",
+    "demo": "tools.demo",
 }
 # Packages that a verb may import, and the extras that install them.
-_EXTRAS = {"gradio": "demo", "matplotlib": "train", "scipy": "train"}
+_EXTRAS = {
+    "gradio": "demo",
+    "huggingface_hub": "hub",
+    "matplotlib": "train",
+    "scipy": "train",
+}
 
 
 def make_parser() -> Parser:
     """Makes the parser of the arguments up to the verb. It passes the verb's own
     arguments through."""
-    told = "".join(f"  {verb:10} {help}\n" for verb, (_, help) in VERBS.items())
+    told = "".join(f"  {verb:10} {help}\n" for verb, help in VERBS.items())
     parser = Parser(
         prog="cspd-jax",
         description="Speculative decoding that does not change what comes out.",
@@ -67,8 +66,7 @@ def make_parser() -> Parser:
         "--distributed",
         metavar="WHERE",
         help="this is one of several processes: auto (found from SLURM, Open MPI, Cloud"
-        " TPU, Kubernetes), or"
-        " HOST:PORT,I,N for process I of N",
+        " TPU, Kubernetes), or HOST:PORT,I,N for process I of N",
     )
     parser.add_argument("command", choices=VERBS, metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -77,7 +75,8 @@ def make_parser() -> Parser:
 
 def parser_of(verb: str) -> tuple[Any, Parser]:
     """Returns the module of a verb, and the parser of the verb's arguments."""
-    module = importlib.import_module(f"cspd_jax.{VERBS[verb][0]}")
+    place = _TOOLS.get(verb, f"cli.{verb}")
+    module = importlib.import_module(f"cspd_jax.{place}")
     parser = Parser(prog=f"cspd-jax {verb}", description=module.__doc__)
     module.add_flags(parser)
     return module, parser
@@ -85,7 +84,8 @@ def parser_of(verb: str) -> tuple[Any, Parser]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status: 0, or 2 if the caller can correct the
-    error, which is then printed as one sentence on standard error; 130 after Ctrl-C."""
+    error, which is then printed as one sentence on standard error; 130 after Ctrl-C,
+    and 143 after SIGTERM."""
     try:
         first = make_parser().parse_args(argv)
         module, parser = parser_of(first.command)
@@ -96,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             _join(first.distributed)
         module.run(args)
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as signalled:
         print("cspd-jax: interrupted", file=sys.stderr)
-        return 130
+        return 128 + (*signalled.args, signal.SIGINT)[0]
     except Exception as error:
         print(f"cspd-jax: error: {_sentence(error)}", file=sys.stderr)
         return 2
@@ -113,7 +113,7 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
         return (
             f"{error.name} is missing; this needs pip install"
-            f' "cspd-jax[{_EXTRAS[error.name]}]"'
+            f' ".[{_EXTRAS[error.name]}]"'
         )
     if is_out_of_memory(error):
         return "there is too little memory for this; fewer rows side by side take less"
@@ -122,20 +122,16 @@ def _sentence(error: Exception) -> str:
 
 def _join(where: str) -> None:
     """Makes this process one of several. Only the first process prints results."""
-    told: dict[str, Any] = {}
+    told: Any = ()
     if where != "auto":
         try:
             address, index, count = where.split(",")
-            told = {
-                "process_id": int(index),
-                "num_processes": int(count),
-                "coordinator_address": address,
-            }
+            told = address, int(count), int(index)
         except ValueError:
             raise UserError(
                 f"--distributed {where} is neither auto nor HOST:PORT,I,N"
             ) from None
-    jax.distributed.initialize(**told, heartbeat_timeout_seconds=10)
+    jax.distributed.initialize(*told, heartbeat_timeout_seconds=10)  # type: ignore[misc]
     first = jax.process_index() == 0
     if first:
         sys.stdout = os.fdopen(os.dup(1), "w")

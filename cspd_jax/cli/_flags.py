@@ -10,17 +10,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
-from cspd_jax.check import UserError, shown
+from cspd_jax.check import UserError, check_fields, shown
 
 Options = TypeVar("Options")
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that prints an error as one line. It reads a flag of the type `bool` as
-    on or off, and a flag of the type `tuple` as integers such as 1,2,3."""
+    on or off, a flag of the type `tuple` as integers such as 1,2,3, and a flag of the
+    type "count" as an integer from 1 on."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
+        self.register("type", "count", _count)
         self.register("type", bool, lambda text: ("off", "on").index(text) == 1)
         self.register(
             "type", tuple, lambda text: tuple(int(part) for part in text.split(","))
@@ -28,6 +30,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return int(text)
 
 
 def progress(message: str) -> None:
@@ -54,17 +62,41 @@ def result(values: Mapping[str, object], as_json: bool) -> None:
     print(json.dumps(values) if as_json else "\n".join(lines))
 
 
-def add_fields(group: argparse._ActionsContainer, cls: type, *names: str) -> None:
+def add_fields(
+    group: argparse._ActionsContainer, cls: type, *names: str, of: str = ""
+) -> None:
     """Adds the flags of the fields `names` of an options class, or of all its fields
-    that have flags. A flag that the caller does not give has the value None."""
+    that have flags. A flag that the caller does not give has the value None, or False
+    if it takes no value.
+
+    of: what the flags go with, such as "--method self", for `refuse_unread`.
+    """
+    unread = group.get_default("unread") or {}
     for field in dataclasses.fields(cls):
         if field.metadata.get("flags") and (not names or field.name in names):
-            told = {
-                "default": None,
-                "help": field.metadata["help"],
+            flags = field.metadata["flags"]
+            group.add_argument(
+                *flags,
+                dest=field.name,
+                help=field.metadata["help"],
                 **field.metadata["of_flag"],
-            }
-            group.add_argument(*field.metadata["flags"], dest=field.name, **told)
+            )
+            unread[field.name] = f"{flags[0]} goes with {of}"
+    group.set_defaults(unread=unread)
+
+
+def read(args: argparse.Namespace, name: str) -> Any:
+    """Returns the value of a field's flag; None if it was not given, or if there is no
+    such flag. The flag then counts as read."""
+    args.unread.pop(name, None)
+    return getattr(args, name, None)
+
+
+def refuse_unread(args: argparse.Namespace) -> None:
+    """Raises UserError if the flag of a field was given that nothing has read."""
+    for name, why in args.unread.items():
+        if getattr(args, name) is not None:
+            raise UserError(f"{why}, and is of no use here")
 
 
 def from_flags(
@@ -73,38 +105,40 @@ def from_flags(
     defaults: Mapping[str, object] | None = None,
     **others: object,
 ) -> Options:
-    """Returns options of the class `cls`, with the values of the command line.
+    """Returns options of the class `cls`, with the values of the command line. Each
+    must be within the range of its field.
 
     defaults: values for fields that the command line does not give, in place of the
         class's own defaults.
     others: values for fields that replace the values of their flags.
     """
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    named = {field.name: getattr(args, field.name, None) for field in fields}
+    named = {field.name: read(args, field.name) for field in fields}
     given = {
         name: value for name, value in {**named, **others}.items() if value is not None
     }
-    return cls(**{**(defaults or {}), **given})
+    options = cls(**{**(defaults or {}), **given})
+    check_fields(options)
+    return options
 
 
 def add_common(group: argparse._ActionsContainer, *dtypes: str) -> None:
     """Adds the flags that all generating verbs have: seed, mesh, type, device loops and
     JSON. `dtypes` are further types, after float32 and bfloat16."""
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--seed",
         type=int,
         default=0,
         help="row i depends on the seed and i (default: 0)",
     )
-    group.add_argument(
+    add(
         "--mesh",
         metavar="SIZES",
         help="sizes of the mesh's axes, as data=4,model=2 (default: all on data)",
     )
-    group.add_argument(
-        "--dtype", choices=("float32", "bfloat16", *dtypes), default="float32"
-    )
-    group.add_argument(
+    add("--dtype", choices=("float32", "bfloat16", *dtypes), default="float32")
+    add(
         "--device-loops",
         type=bool,
         metavar="on|off",
@@ -112,7 +146,7 @@ def add_common(group: argparse._ActionsContainer, *dtypes: str) -> None:
         help="let a GPU run loops without the host; results do not change, and no GPU"
         " has been measured with it yet (off)",
     )
-    group.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def labels(text: str, classes: int, names: tuple[str, ...] = ()) -> list[int]:

@@ -14,7 +14,13 @@ from PIL import Image, ImageOps
 from cspd_jax import hub, image
 from cspd_jax._utils.files import files_in
 from cspd_jax.check import UserError
-from cspd_jax.cli._flags import add_common, add_fields, from_flags, labels
+from cspd_jax.cli._flags import (
+    add_common,
+    add_fields,
+    from_flags,
+    labels,
+    refuse_unread,
+)
 from cspd_jax.comparison import Request
 from cspd_jax.image import pixels, prompts
 from cspd_jax.image.generation import as_labels
@@ -35,7 +41,8 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
     classes: the text that describes the default of --labels.
     """
     what = parser.add_argument_group("what to generate")
-    what.add_argument(
+    add = what.add_argument
+    add(
         "--target",
         default="words-causal",
         metavar="MODEL",
@@ -43,52 +50,52 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
         " default, default-draft (glyphs of digits), mar-base, mar-large, mar-huge, or"
         " a checkpoint folder (default: words-causal)",
     )
-    what.add_argument(
+    add(
         "--vae",
         metavar="MODEL",
         help="autoencoder that decodes latents: kl16 or a folder",
     )
-    what.add_argument(
+    add(
         "--labels",
         metavar="LIST",
         help=f"numbers, as 0-2,5, or names (default: {classes})",
     )
-    what.add_argument(
+    add(
         "--batch",
-        type=int,
+        type="count",
         help=f"images generated together (default: {BATCH})",
     )
     add_common(what)
-    asked = parser.add_argument_group(
+    add = parser.add_argument_group(
         "prompts, for a target that makes images from text (NextStep-1)"
-    )
-    asked.add_argument(
+    ).add_argument
+    add(
         "--prompt",
         action="append",
         metavar="TEXT",
         help="what to show; may be repeated",
     )
-    asked.add_argument(
+    add(
         "--negative",
         default="",
         metavar="TEXT",
         help="the unconditional prompt of --cfg",
     )
-    asked.add_argument(
+    add(
         "--grid",
         type=grid,
         metavar="ROWSxCOLUMNS",
         help="tokens of an image (the model's)",
     )
-    known = parser.add_argument_group("from a picture (inpainting)")
-    known.add_argument(
+    add = parser.add_argument_group("from a picture (inpainting)").add_argument
+    add(
         "--image",
         metavar="FILE",
         help="a PNG or JPEG to start from, which is cut and scaled to the model's size;"
         " or a folder of them,"
         " or the samples.npz of a run, whose images are taken in turn",
     )
-    known.add_argument(
+    add(
         "--keep",
         metavar="REGION",
         help="the part of the picture that stays; the rest is generated to fit it:"
@@ -106,18 +113,17 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=("plain", "draft", "self"),
         help="plain: one AR step at a time; draft: a smaller model drafts several;"
-        " self: the"
-        " target drafts them itself",
+        " self: the target drafts them itself",
     )
     add_fields(how, image.Options)
-    add_fields(how, image.ChainSpeculation)
+    add_fields(how, image.ChainSpeculation, of="--denoise speculative")
     order, anneal = (FIELDS[name].metadata["help"] for name in ("order", "anneal"))
     how.add_argument("--anneal", type=annealing, metavar="FIRST:LAST", help=anneal)
     orders = how.add_mutually_exclusive_group()
     orders.add_argument("--order", choices=("spread",), help=order)
     orders.add_argument(
         "--gtr",
-        type=int,
+        type="count",
         metavar="K",
         help="lossy: a checkerboard, completed in K AR steps",
     )
@@ -133,11 +139,11 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--criterion",
         choices=("path", "paper", "released"),
         help="path: exact; paper: Algorithm 1 as printed, lossy (exact with --sigma"
-        " off); released: the"
-        " released runner, lossy (default: path)",
+        " off); released: the released runner, lossy (default: path)",
     )
-    add_fields(ahead, image.SelfSpeculation)
-    add_fields(parser.add_argument_group("--criterion paper"), image.PaperCriterion)
+    add_fields(ahead, image.SelfSpeculation, of="--method self")
+    paper = parser.add_argument_group("--criterion paper")
+    add_fields(paper, image.PaperCriterion, of="--criterion paper")
 
 
 def annealing(text: str) -> Annealing:
@@ -158,8 +164,8 @@ def models_of(
     model = hub.load(
         args.target, args.dtype, default_mesh(args.mesh, devices), of=ImageModel
     )
-    if args.prompt:
-        model = prompts.ask(model, args.prompt, args.negative, grid=args.grid)
+    if args.prompt or args.negative or args.grid:
+        model = prompts.ask(model, args.prompt or (), args.negative, grid=args.grid)
     where = args.vae or hub.own_vae(model)
     vae = None if where is None else hub.load(where, args.dtype, of=VAE)
     if vae is not None:
@@ -187,8 +193,6 @@ def request_of(
     turn: [N] the label of each image.
     """
     method = _method_of(args, model)
-    if args.window and args.denoise != "speculative":
-        raise UserError("--window goes with --denoise speculative")
     # The released runner adds no final noise.
     noise = {"final_noise": False} if method.needs_final_noise is False else {}
     options = from_flags(
@@ -205,6 +209,7 @@ def request_of(
         else None,
         known=_known_of(args, model, vae, len(turn)),
     )
+    refuse_unread(args)
     return Request(seed_key(args.seed), model, turn, method, options)
 
 

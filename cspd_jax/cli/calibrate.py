@@ -16,7 +16,13 @@ from pathlib import Path
 from cspd_jax import hub, masked
 from cspd_jax._utils import compilation
 from cspd_jax.check import UserError
-from cspd_jax.cli._flags import add_fields, from_flags, progress, result
+from cspd_jax.cli._flags import (
+    add_fields,
+    from_flags,
+    progress,
+    refuse_unread,
+    result,
+)
 from cspd_jax.image import Options, Plain, calibration
 from cspd_jax.image.generation import resolve
 from cspd_jax.masked import sets
@@ -30,7 +36,8 @@ _BEGINNING = 48  # characters at the beginning of a text that are the prompt
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     parser.add_argument("target", metavar="MODEL", help="a checkpoint folder")
-    add_fields(parser, Options, "respacing", "cfg", "cfg_schedule", "temperature")
+    chains = ("respacing", "cfg", "cfg_schedule", "temperature")
+    add_fields(parser, Options, *chains, of="image models")
     texts = parser.add_argument_group("masked-diffusion language models")
     texts.add_argument(
         "--prompts",
@@ -39,9 +46,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="a file with one prompt per line (default: Python's documentation)",
     )
     texts.add_argument(
-        "--n", type=int, default=128, help="how many prompts to use (default: 128)"
+        "--n", type="count", default=128, help="how many prompts to use (default: 128)"
     )
-    add_fields(texts, masked.Options, "max_new_tokens", "block")
+    add_fields(
+        texts, masked.Options, "max_new_tokens", "block", of="masked language models"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -77,13 +86,16 @@ def _texts(args: argparse.Namespace, model: TextModel) -> dict[str, object]:
         lines = lines[:: max(1, len(lines) // args.n)]
     prompts = text.prompt_ids(model, lines[: args.n])
     out = Path(str(model.folder), sets.FILE)
-    tables = fitted(model, prompts, from_flags(masked.Options, args), progress=True)
+    options = from_flags(masked.Options, args)
+    refuse_unread(args)
+    tables = fitted(model, prompts, options, progress=True)
     sets.write(out, tables)
     return {"out": str(out), "prompts": len(prompts), "texts": sorted(tables)}
 
 
 def _chains(args: argparse.Namespace, model: ImageModel) -> dict[str, object]:
     recipe = resolve(model, Plain(), from_flags(Options, args, model.sampling))
+    refuse_unread(args)
     progress("calibrating")
     drafter = calibration.measure(model, recipe)
     out = calibration.file_of(model, recipe)

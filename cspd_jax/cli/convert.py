@@ -23,48 +23,40 @@ from cspd_jax.converters.source import (
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "source",
         metavar="SRC",
         help="a .pth, .ckpt, .safetensors or .gguf file, a Hugging Face folder,"
         " mar-base, mar-large,"
         " mar-huge, kl16, or the OWNER/NAME of a language model on the hub",
     )
-    parser.add_argument(
-        "destination", metavar="DST", help="the folder to make; it must not exist"
-    )
-    parser.add_argument(
+    add("destination", metavar="DST", help="the folder to make; it must not exist")
+    add(
         "--dtype",
         choices=("float32", "bfloat16"),
         default="float32",
         help="type stored",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    group = parser.add_argument_group(
+    add("--json", action="store_true", help="print one JSON object")
+    add = parser.add_argument_group(
         "what the file cannot say (flags override the file)"
-    )
-    names = ("model_ema", "ema", "model")
-    group.add_argument(
+    ).add_argument
+    add(
         "--weights",
-        choices=names,
+        choices=("model_ema", "ema", "model"),
         help="which weights of a .pth to take (default: the first that it has)",
     )
-    group.add_argument(
+    add(
         "--heads", type=tuple, metavar="ENC,DEC|N", help="attention heads (MAR, causal)"
     )
-    group.add_argument(
-        "--patch-size", type=int, help="latents along a token's side (MAR)"
-    )
-    group.add_argument(
+    add("--patch-size", type=int, help="latents along a token's side (MAR)")
+    add(
         "--respacing",
         help='respacing of the denoising, for example "100" or "ddim50" (MAR)',
     )
-    group.add_argument(
-        "--vae-stride", type=int, help="pixels per latent; display only (MAR, 16)"
-    )
-    group.add_argument(
-        "--groups", type=int, help="groups of the normalisation (KL-16, 32)"
-    )
+    add("--vae-stride", type=int, help="pixels per latent; display only (MAR, 16)")
+    add("--groups", type=int, help="groups of the normalisation (KL-16, 32)")
 
 
 def run(args: argparse.Namespace) -> None:

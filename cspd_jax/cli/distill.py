@@ -35,8 +35,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="a named run; an unknown name lists them (default: glyphs-draft)",
     )
     add_run_flags(parser)
-    texts = parser.add_argument_group("language models")
-    texts.add_argument(
+    add = parser.add_argument_group("language models").add_argument
+    add(
         "--from",
         dest="origin",
         choices=("data", "target", "both"),
@@ -44,26 +44,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="learn on rows of the data, on the target's own, or on both in turn"
         " (data)",
     )
-    texts.add_argument(
+    add(
         "--samples",
-        type=int,
+        type="count",
         default=4096,
         help="rows, or answers, of the target (4096)",
     )
-    texts.add_argument(
+    add(
         "--states",
         action="store_true",
         help="train a head that reads the target's states",
     )
-    texts.add_argument(
+    add(
         "--prompts",
         metavar="FILE",
         type=Path,
         help="the prompts that a head's target answers, one per line",
     )
-    texts.add_argument(
+    add(
         "--ids",
-        type=int,
+        type="count",
         default=8192,
         help="how many of the most frequent ids a head has (default: 8192)",
     )
@@ -83,15 +83,23 @@ def run(args: argparse.Namespace) -> None:
                 "a head learns from a target's answers to prompts: give --target and"
                 " --prompts"
             )
-        answers = args.prompts, args.samples, args.ids
-        report = recipes.distill_head(config, args.out, target, *answers, mesh)
+        report = recipes.distill_head(
+            config, args.out, target, args.prompts, args.samples, args.ids, mesh
+        )
     else:
         causal = getattr(config.model, "causal", None)
         shipped = {None: "default", True: "text-default", False: "masked-default"}[
             causal
         ]
-        told = {"origin": args.origin, "samples": args.samples, "mesh": mesh}
-        report = recipes.train(config, args.out, args.init, target or shipped, **told)
+        report = recipes.train(
+            config,
+            args.out,
+            args.init,
+            target or shipped,
+            args.origin,
+            args.samples,
+            mesh,
+        )
     finish(args, report)
 
 

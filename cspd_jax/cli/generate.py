@@ -21,7 +21,13 @@ import numpy as np
 
 from cspd_jax import image
 from cspd_jax._utils import compilation
-from cspd_jax._utils.files import check_new_folder, next_free
+from cspd_jax._utils.files import (
+    check_new_folder,
+    next_free,
+    write_arrays,
+    write_text,
+    written_beside,
+)
 from cspd_jax.check import UserError
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import chosen, progress
@@ -39,18 +45,15 @@ _MOST_SHOWN = 400  # the most images in a picture
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
+    add = parser.add_argument
     _images.add_flags(parser, f"the first {_CLASSES} classes")
-    parser.add_argument(
-        "--n", type=int, default=1, help="images per label (default: 1)"
-    )
-    parser.add_argument(
+    add("--n", type="count", default=1, help="images per label (default: 1)")
+    add(
         "--out",
         metavar="DIR",
         help=f"new output folder (default: the next {PREFIX}-0001)",
     )
-    parser.add_argument(
-        "--compare", action="store_true", help="run and time the plain sampler as well"
-    )
+    add("--compare", action="store_true", help="run and time the plain sampler as well")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -66,8 +69,8 @@ def run(args: argparse.Namespace) -> None:
     )
     causal = isinstance(model.network, image.CausalTokenModel)
     on_one_cpu = model.mesh is None and jax.default_backend() == "cpu"
-    alone = choose and causal and on_one_cpu
-    args.batch = args.batch or (1 if alone else _images.BATCH)
+    if not args.batch:
+        args.batch = 1 if choose and causal and on_one_cpu else _images.BATCH
     if choose and (causal or args.compare):
         request = _speculative(request)
     elif choose:
@@ -209,12 +212,11 @@ def _save(
             {name: made[name][1] for name in (way, "plain")}
         )
     folder.mkdir(exist_ok=True)
-    np.savez(folder / "samples.npz", **arrays)
+    write_arrays(folder / "samples.npz", **arrays)
     for name, page in pages.items():
-        page.save(folder / name)
-    (folder / "report.json").write_text(
-        json.dumps(told, indent=2) + "\n", encoding="utf-8"
-    )
+        with written_beside(folder / name) as partial:
+            page.save(partial)
+    write_text(folder / "report.json", json.dumps(told, indent=2) + "\n")
     progress(f"{len(labels)} images are in {folder}: {way}, {report.cost(info)}")
     if args.compare:
         progress(

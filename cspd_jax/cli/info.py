@@ -37,6 +37,6 @@ def run(args: argparse.Namespace) -> None:
             "kind": source.kind,
             "dtype": source.dtype,
             "params": source.num_params,
+            "source_sha256": digest(source),
         }
-        found["source_sha256"] = digest(source)
     result({"path": os.path.abspath(path), **found}, args.json)

@@ -10,13 +10,12 @@ with the package.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 
 from cspd_jax import masked
 from cspd_jax._utils.options import reported
 from cspd_jax.cli import _texts
-from cspd_jax.cli._flags import add_fields, chosen, from_flags
+from cspd_jax.cli._flags import add_fields, chosen, from_flags, refuse_unread
 from cspd_jax.comparison import Request, fastest
 from cspd_jax.keys import seed_key
 from cspd_jax.parallel import default_mesh
@@ -31,13 +30,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=("ssd", "stepwise", "schedule", "auto"),
         default="ssd",
         help="ssd: self-speculation (default); stepwise: its reference, one token per"
-        " step; schedule: several"
-        " tokens per step as published with the model, which is lossy; auto: ssd or"
-        " stepwise, whichever a"
-        " short measurement finds faster here",
+        " step; schedule: several tokens per step as published with the model, which is"
+        " lossy; auto: ssd or stepwise, whichever a short measurement finds faster"
+        " here",
     )
-    for cls in (masked.Options, masked.SelfSpeculation, masked.Schedule):
-        add_fields(how, cls)
+    add_fields(how, masked.Options)
+    add_fields(how, masked.SelfSpeculation, of="--method ssd")
+    add_fields(how, masked.Schedule, of="--method schedule")
     how.add_argument(
         "--exact-bits", action="store_true", help="compare by passes that round alike"
     )
@@ -52,12 +51,10 @@ def run(args: argparse.Namespace) -> None:
         args, default_mesh(args.mesh), causal=False
     )
     options = from_flags(masked.Options, args)
-    options = dataclasses.replace(
-        options, block=min(options.block, options.max_new_tokens)
-    )
     request = Request(
         seed_key(args.seed), model, prompts, _method(args, options), options
     )
+    refuse_unread(args)
     if args.method == "auto":
         request = chosen(fastest(request.key, model, prompts, options=options))
     way = request.method
@@ -83,9 +80,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _method(args: argparse.Namespace, options: masked.Options) -> masked.Method:
-    if args.method == "stepwise":
-        return masked.Stepwise()
+    if args.method == "ssd":
+        return from_flags(masked.SelfSpeculation, args)
     if args.method == "schedule":
         blocks = -(-options.max_new_tokens // options.block)
-        return masked.Schedule(args.steps or max(blocks, options.max_new_tokens // 2))
-    return from_flags(masked.SelfSpeculation, args)
+        steps = max(blocks, options.max_new_tokens // 2)
+        return from_flags(masked.Schedule, args, {"steps": steps})
+    return masked.Stepwise()  # for auto, too, where the measurement takes its place

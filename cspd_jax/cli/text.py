@@ -17,14 +17,12 @@ from cspd_jax import hub, text
 from cspd_jax._utils.options import reported
 from cspd_jax.check import check_vocabularies
 from cspd_jax.cli import _texts
-from cspd_jax.cli._flags import add_fields, chosen, from_flags
+from cspd_jax.cli._flags import add_fields, chosen, from_flags, read, refuse_unread
 from cspd_jax.comparison import Request, fastest
 from cspd_jax.keys import seed_key
 from cspd_jax.models import HeadModel, TextModel
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.parallel import default_mesh
-
-METHODS = ("plain", "speculation", "tree", "auto")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,20 +33,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL|int8|int4|lookup",
         help="another model, a head that reads the target's states (cspd-jax distill"
         " --states), the target's own weights in 8 or 4 bits, or copies from the text"
-        " so far"
-        " (default: text-default-draft for text-default, otherwise lookup)",
+        " so far (default: text-default-draft for text-default, otherwise lookup)",
     )
     how = parser.add_argument_group("decoding")
     how.add_argument(
         "--method",
-        choices=METHODS,
+        choices=("plain", "speculation", "tree", "auto"),
         help="speculation (default): verify a whole draft at once; plain: one token"
         " after the other; tree: verify three candidates for the next token, two for"
         " the one after each, and one more; auto: speculation or plain, and how many"
         " drafts, whichever a short measurement finds faster here. All of them sample"
         " from the same distribution",
     )
-    add_fields(how, text.Speculation)
+    add_fields(how, text.Speculation, of="--method speculation")
     add_fields(how, text.Options)
     how.add_argument(
         "--exact-bits",
@@ -70,8 +67,6 @@ def run(args: argparse.Namespace) -> None:
     compare = args.compare or not (
         args.method or args.draft or args.prompt or args.prompt_ids
     )
-    if args.exact_bits and args.temperature and args.rule is None:
-        args.rule = "match"
     # A head drafts on a single device.
     mesh = None if _is_head(args.draft) and not args.mesh else default_mesh(args.mesh)
     target, tokenizer, prompts = _texts.open_model(args, mesh, causal=True)
@@ -81,10 +76,11 @@ def run(args: argparse.Namespace) -> None:
         text.Options,
         args,
         stop_ids=() if args.no_stop else None,
-        exact_bits=(args.gamma or 4) if args.exact_bits else None,
+        exact_bits=(read(args, "gamma") or 4) if args.exact_bits else None,
     )
-    key = seed_key(args.seed) if options.temperature else None
+    key = seed_key(args.seed)
     method = _method(args, target)
+    refuse_unread(args)
     request = Request(key, target, prompts, method, options)
     if args.method == "auto":
         gammas = {args.gamma or 4} if args.exact_bits else {2, args.gamma or 4}
@@ -99,14 +95,13 @@ def run(args: argparse.Namespace) -> None:
         spans = zip(tokens.tolist(), prompts, info.trace.lengths.tolist())
         return [row[len(prompt) : end] for row, prompt, end in spans]
 
-    drafted = not isinstance(request.method, text.Plain)
     _texts.run(
         args,
         tokenizer,
         ways,
         rows,
         method=request.method.name,
-        speculation=reported(request.method) if drafted else None,
+        speculation=reported(request.method) or None,
         draft=args.draft,
     )
 
@@ -135,7 +130,8 @@ def _method(args: argparse.Namespace, target: TextModel) -> text.Method:
         return text.Plain()
     draft = load_drafter(args.draft, target, args.dtype)
     if args.method != "tree":
-        return from_flags(text.Speculation, args, draft=draft)
+        match = {"rule": "match"} if args.exact_bits and args.temperature else {}
+        return from_flags(text.Speculation, args, match, draft=draft)
     return text.Tree(draft)
 
 

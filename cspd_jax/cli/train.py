@@ -32,27 +32,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that `train` and `distill` share."""
-    parser.add_argument(
-        "--out", required=True, metavar="OUT", type=Path, help="folder of the run"
-    )
-    parser.add_argument(
-        "--init", metavar="MODEL", help="a model of the same sizes to start from"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--out", required=True, metavar="OUT", type=Path, help="folder of the run")
+    add("--init", metavar="MODEL", help="a model of the same sizes to start from")
+    add(
         "--data",
         metavar="DIR",
         help="a folder of images, with a sub-folder for each class if there are"
-        " several; without --preset"
-        " learned at the images' own size, up to 64 x 64",
+        " several; without --preset learned at the images' own size, up to 64 x 64",
     )
-    parser.add_argument(
-        "--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2"
-    )
-    parser.add_argument("--steps", type=int, help="length of the run")
-    parser.add_argument("--batch", type=int, help="images (or rows of text) per step")
-    parser.add_argument("--seed", help="seed of the run")
-    parser.add_argument("--learning-rate", help="highest learning rate")
-    parser.add_argument(
+    add("--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2")
+    add("--steps", type="count", help="length of the run")
+    add("--batch", type="count", help="images (or rows of text) per step")
+    add("--seed", help="seed of the run")
+    add("--learning-rate", help="highest learning rate")
+    add(
         "--set",
         action="append",
         default=[],
@@ -60,15 +54,14 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="change any setting, such as data.rotation=4; repeatable; an unknown name"
         " lists them",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
-    own = args.data is not None and args.preset is None
     preset = (
         presets.of_folder(os.path.abspath(args.data))
-        if own
+        if args.data and not args.preset
         else presets.preset(args.preset or "glyphs")
     )
     config = configured(args, preset)

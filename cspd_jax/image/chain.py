@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from cspd_jax._utils.accelerators import each_row
 from cspd_jax._utils.loops import map_chunks, while_loop
 from cspd_jax._utils.options import documented, option
-from cspd_jax.check import UserError
 from cspd_jax.coupling.block import VerifiedBlock, verify_gaussian_block
 from cspd_jax.coupling.shifted import verify_shifted_block
 from cspd_jax.diffusion.chain import Chains, Path, predict
@@ -47,7 +46,11 @@ class ChainSpeculation:
     """How denoising steps are drafted and verified."""
 
     window: int = option(
-        16, "steps drafted in a head call (default: 16)", flags=("--window",), type=int
+        16,
+        "steps drafted in a head call (default: 16)",
+        flags=("--window",),
+        within=(1, None),
+        type=int,
     )
     large: int = option(
         300,
@@ -61,12 +64,6 @@ class ChainSpeculation:
         " where the variances are known)",
         report="",
     )
-
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise UserError(
-                f"a window of {self.window} steps; it must draft at least 1"
-            )
 
     def call_keys(self, keys: Array, left: Array) -> Array:
         """Returns keys [R] for one head call. They depend on the steps that are left,

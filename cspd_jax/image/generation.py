@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from cspd_jax import shell
 from cspd_jax._utils.progress import Bar
-from cspd_jax.check import UserError, check_draft, check_method, check_options
+from cspd_jax.check import UserError, check_draft, check_kind
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.calibration import drafter_for
@@ -34,6 +34,7 @@ from cspd_jax.image.protocol import CausalTokenModel
 from cspd_jax.image.recipe import Batch, Draft, Recipe
 from cspd_jax.info import Calls, Exactness, Generated
 from cspd_jax.keys import keys_per_row
+from cspd_jax.language_models import concrete
 from cspd_jax.models import ImageModel
 from cspd_jax.parallel import common_mesh
 
@@ -55,8 +56,8 @@ def resolve(
     The function measures nothing, so the model may have no parameters yet. The recipe's
     drafters of denoising steps are not calibrated; `prepare` calibrates them.
     """
-    check_method(method, METHODS)
-    check_options(options, Options)
+    check_kind("the method is", method, *METHODS)
+    check_kind("the options are", options, Options)
     _check(model, method, options, images)
     network = model.network
     length = network.seq_len
@@ -150,16 +151,26 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
                 f"the method {method.name} does not go with a causal model, whose"
                 " tokens come one by one; use plain, with denoise speculative"
             )
-        if options.shortcuts or isinstance(options.order, Spread):
+        if (
+            options.shortcuts
+            or isinstance(options.order, Spread)
+            or options.num_iter not in (None, model.config.seq_len)
+        ):
             raise UserError(
-                "annealing, the checkerboard and the order spread are of MAR; this"
-                " model is causal"
+                "annealing, the checkerboard, the order spread and num_iter are of MAR;"
+                " this model is causal and makes one token after the other"
             )
-    if noise is not None and options.final_noise is not noise:
+    if noise is not None and options.final_noise != noise:
         told = "needs" if noise else "cannot have"
         raise UserError(
             f"the criterion {method.criterion_name} {told} noise in the last denoising"
             f" step; set final_noise (--final-noise) {'on' if noise else 'off'}"
+        )
+    speculates = options.chains or method.name != "plain"
+    if speculates and np.any(concrete(options.temperature) == 0):
+        raise UserError(
+            "at temperature 0 nothing is drawn that could be drafted; use the method"
+            " plain, with denoise plain"
         )
     if noise is False and options.denoise != "plain":
         raise UserError("the released runner denoises step by step; use denoise plain")
@@ -244,6 +255,8 @@ def generate(
         bar makes each round a jitted call of its own. On a mesh there is no bar.
     """
     if prompts is not None:
+        if labels is not None:
+            raise UserError("labels and prompts exclude each other; give one of them")
         model = ask(model, prompts)
         labels = range(len(prompts))
     batch = prepare(key, model, labels, method, options)
@@ -298,11 +311,11 @@ def as_labels(model: ImageModel, labels: Labels | None) -> np.ndarray:
         raise UserError(
             "say what to make: give labels, or prompts where the model takes them"
         )
-    found = np.asarray(labels, np.int32)
+    found = np.asarray(labels)
     classes = model.config.num_classes
     if not classes:
         raise UserError(f"{model.name} makes images from prompts; give prompts")
-    if found.ndim != 1 or not found.size:
+    if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise UserError(
             "labels must be a list of at least one class number, for example [0, 1, 2]"
         )
@@ -311,7 +324,7 @@ def as_labels(model: ImageModel, labels: Labels | None) -> np.ndarray:
             f"label {wrong[0]} is out of range: the model has classes 0 to"
             f" {classes - 1} (-1 is no class)"
         )
-    return found
+    return found.astype(np.int32)
 
 
 def stream(

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Protocol
 
 from cspd_jax import shell
 from cspd_jax._utils.options import documented, option, reported
-from cspd_jax.check import UserError
 from cspd_jax.image import released, sampler
 from cspd_jax.image.coupled import CoupledCriterion
 from cspd_jax.image.criterion import Criterion, PathCriterion
@@ -21,6 +20,9 @@ from cspd_jax.image.recipe import Batch
 from cspd_jax.image.rounds import Rounds, bound_rounds
 from cspd_jax.info import Exactness, Generated
 from cspd_jax.models import ImageModel
+
+# Places in a draft are stored as int8.
+_GAMMA = (1, 127)
 
 
 class Method(Protocol):
@@ -97,10 +99,6 @@ class _Rounds(Method):
     draft_cost: float | None
     prefill: float
 
-    def __post_init__(self) -> None:
-        if self.gamma < 1:
-            raise UserError(f"gamma is {self.gamma}; at least 1 group is drafted ahead")
-
     @property
     def criterion(self) -> Criterion:
         return PathCriterion()
@@ -142,7 +140,11 @@ class SelfSpeculation(_Rounds):
     exact, and needs no second model."""
 
     gamma: int = option(
-        8, "AR steps drafted ahead, at most (default: 8)", flags=("--gamma",), type=int
+        8,
+        "AR steps drafted ahead, at most (default: 8)",
+        flags=("--gamma",),
+        within=_GAMMA,
+        type=int,
     )
     _: dataclasses.KW_ONLY
     draft_cost: float | None = option(
@@ -150,6 +152,7 @@ class SelfSpeculation(_Rounds):
         "the cost of a drafted AR step as a share of a target's; with it each image"
         " drafts as many as pay off at its acceptance so far",
         flags=("--draft-cost",),
+        within=(0, None),
         type=float,
     )
     prefill: float = option(
@@ -157,6 +160,7 @@ class SelfSpeculation(_Rounds):
         "share of the AR steps, at the beginning, that are made without drafts, and one"
         " step more if it is above 0 (default: 0)",
         flags=("--prefill",),
+        within=(0, 1),
         type=float,
     )
     coupled: bool = option(
@@ -175,6 +179,7 @@ class SelfSpeculation(_Rounds):
         return CoupledCriterion() if self.coupled else PathCriterion()
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class DraftSpeculation(_Rounds):
     """A smaller model drafts the next groups, and the target verifies them.
@@ -182,36 +187,44 @@ class DraftSpeculation(_Rounds):
     draft: the draft model, which makes the same kind of tokens as the target.
     criterion: the test of the drafts. PathCriterion() is exact. PaperCriterion() is
         Algorithm 1 of the paper, and lossy as printed.
-    gamma, draft_cost, prefill: as for `SelfSpeculation`.
     """
 
     draft: ImageModel = dataclasses.field()  # without a default
     criterion: Criterion = PathCriterion()  # type: ignore[assignment]
-    gamma: int = 8
-    draft_cost: float | None = None
-    prefill: float = 0.0
+    gamma: int = option(8, "as for `SelfSpeculation`", within=_GAMMA)
+    draft_cost: float | None = option(
+        None, "as for `SelfSpeculation`", within=(0, None)
+    )
+    prefill: float = option(0.0, "as for `SelfSpeculation`", within=(0, 1))
 
     name: ClassVar[str] = "draft"
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class Released(Method):
     """The published implementation of the paper. It is lossy: see `image.released`,
     which also says where its numbers differ from the published ones.
 
     draft: the draft model, which makes the same kind of tokens as the target.
-    gamma: the target judges the drafts after each AR step whose number, counted from 0,
-        is a multiple of gamma, and after the last AR step.
-    prefill: the target generates the first AR step, and all those whose number, counted
-        from 0, is at most this share of the number of AR steps.
     inner_temperature: the number by which the distance in the test is divided.
     max_resamples: the most proposals for a block. A rejected token for which none of
         them was taken becomes zero.
     """
 
     draft: ImageModel = dataclasses.field(metadata={"report": ""})
-    gamma: int = 8
-    prefill: float = 0.15
+    gamma: int = option(
+        8,
+        "the target judges the drafts after each AR step whose number, counted from 0,"
+        " is a multiple of gamma, and after the last AR step",
+        within=_GAMMA,
+    )
+    prefill: float = option(
+        0.15,
+        "the target generates the first AR step, and all those whose number, counted"
+        " from 0, is at most this share of the number of AR steps",
+        within=(0, 1),
+    )
     inner_temperature: float = 42.0
     max_resamples: int = 100
 

@@ -31,6 +31,7 @@ class Options:
         None,
         "AR steps (default: one per token)",
         flags=("--num-iter",),
+        within=(1, 2**16),
         type=int,
     )
     respacing: str | int | None = option(
@@ -45,6 +46,7 @@ class Options:
         1.0,
         "guidance scale, or one for each image; 1 is no guidance (default: 1)",
         flags=("--cfg",),
+        within=(0, None),
         type=float,
     )
     cfg_schedule: str = option(
@@ -57,6 +59,7 @@ class Options:
         1.0,
         "scale of the denoising noise (default: 1)",
         flags=("--temperature",),
+        within=(0, None),
         type=float,
     )
     final_noise: bool = option(
@@ -87,6 +90,7 @@ class Options:
         None,
         "prefix lengths that the encoder is compiled for; each AR step uses the"
         " shortest that will do",
+        within=(1, None),
     )
 
     @property

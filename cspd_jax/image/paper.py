@@ -68,6 +68,7 @@ class PaperCriterion(Criterion):
         16,
         "draws from the residual per iteration of its loop (16)",
         flags=("--proposals",),
+        within=(1, None),
         type=int,
     )
     max_resamples: int = option(64, "iterations after which the loop gives up")

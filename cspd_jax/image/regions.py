@@ -16,6 +16,7 @@ NAMES = {  # x0, y0, x1, y1 of each region, in quarters of a picture
     "right-half": (2, 0, 4, 4),
     "border": (1, 1, 3, 3),  # the border is all but this box
 }
+_SHARE = re.compile(r"(100|\d?\d(\.\d*)?)%")
 _BOX = re.compile(r"\d+,\d+,\d+,\d+")
 
 
@@ -41,8 +42,8 @@ def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray
     """
     (height, width) = size_of(model)
     side = model.config.patch_size * model.config.vae_stride
-    if isinstance(what, str) and what.endswith("%"):
-        share = round(model.network.seq_len * float(what[:-1]) / 100)
+    if isinstance(what, str) and (found := _SHARE.fullmatch(what)):
+        share = round(model.network.seq_len * float(found[1]) / 100)
         return np.random.default_rng(seed).permutation(model.network.seq_len) < share
     pixels = _inside(what, height, width) if isinstance(what, str) else np.asarray(what)
     return (

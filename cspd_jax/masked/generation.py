@@ -13,7 +13,7 @@ from chex import ArrayTree
 
 from cspd_jax import shell
 from cspd_jax._utils.progress import Bar
-from cspd_jax.check import UserError, check_method, check_options
+from cspd_jax.check import UserError, check_kind
 from cspd_jax.info import Generated, Info
 from cspd_jax.keys import keys_per_row
 from cspd_jax.language_models import (
@@ -177,8 +177,8 @@ def prepare(
 ) -> Filling:
     """Checks the arguments of `generate`, as far as their values are known, and returns
     the `Filling` that does the work."""
-    check_method(method, (SelfSpeculation, Stepwise, Schedule))
-    check_options(options, Options)
+    check_kind("the method is", method, SelfSpeculation, Stepwise, Schedule)
+    check_kind("the options are", options, Options)
     network, params = bound(model)
     config = network.config
     prompts = as_prompts(prompts)

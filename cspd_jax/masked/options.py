@@ -34,6 +34,7 @@ class Options:
         "places to fill after each prompt (default: 64)",
         static=True,
         flags=("--new-tokens", "--max-new-tokens"),
+        within=(1, None),
         type=int,
         metavar="N",
     )
@@ -42,6 +43,7 @@ class Options:
         "places to fill before later ones (default: 8); Dream's schedule ignores it",
         static=True,
         flags=("--block",),
+        within=(1, None),
         type=int,
     )
     cached: bool = option(
@@ -67,12 +69,14 @@ class Options:
         "temperature of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users"
         " take 0.1 to 0.4",
         flags=("--temperature",),
+        within=(0, None),
         type=float,
     )
     top_p: Array | float | None = option(
         None,
         "draw from the fewest most probable tokens that hold the probability P",
         flags=("--top-p",),
+        within=(0, 1),
         type=float,
         metavar="P",
     )
@@ -80,6 +84,7 @@ class Options:
         None,
         "draw from the K most probable tokens, after --top-p",
         flags=("--top-k", "--sampling-top-k"),
+        within=(1, None),
         type=int,
         metavar="K",
     )
@@ -88,6 +93,7 @@ class Options:
         "draw the place from softmax(confidence / T), Dream's alg_temp (default: 0, the"
         " surest place)",
         flags=("--place-temperature", "--alg-temp"),
+        within=(0, None),
         type=float,
         metavar="T",
     )
@@ -110,9 +116,9 @@ class SelfSpeculation:
         "moves tested per pass of ssd (default: 4; in Python also one for each row);"
         " more than there are places to fill is the same as all of them",
         flags=("--gamma",),
+        within=(1, None),
         type=int,
         metavar="N",
-        default=None,
     )
     max_gamma: int | None = option(
         None,
@@ -124,6 +130,7 @@ class SelfSpeculation:
         " --gamma: the table that cspd-jax calibrate stores beside the model, or else"
         " the package's; greedy only",
         flags=("--texts",),
+        within=(1, None),
         type=int,
         metavar="N",
     )
@@ -158,6 +165,7 @@ class Schedule:
         "steps of --method schedule (default: half the number of places; in Python one"
         " per place)",
         flags=("--steps",),
+        within=(1, None),
         type=int,
     )
 

@@ -51,9 +51,7 @@ def _keys(used: object) -> Iterator[str]:
     if place in _OF_CLASS:
         yield _OF_CLASS[place]
     if dataclasses.is_dataclass(used):
-        of = {
-            field.name: getattr(used, field.name) for field in dataclasses.fields(used)
-        }
+        of = vars(used)
     else:
         of = used._asdict() if hasattr(used, "_asdict") else {}
     for name, value in of.items():
@@ -64,18 +62,9 @@ def _keys(used: object) -> Iterator[str]:
 
 def _article(key: str, author: str, title: str, arxiv: str) -> str:
     year = f"20{arxiv[:2]}"
-    fields = {
-        "author": author,
-        "title": title,
-        "year": year,
-        "eprint": arxiv,
-        "archiveprefix": "arXiv",
-    }
     name = f"{author.partition(',')[0].lower()}{year}{key}"
-    return "\n".join(
-        [
-            f"@article{{{name},",
-            *(f"  {k} = {{{told}}}," for k, told in fields.items()),
-            "}",
-        ]
+    return (
+        f"@article{{{name},\n  author = {{{author}}},\n  title = {{{title}}},\n"
+        f"  year = {{{year}}},\n  eprint = {{{arxiv}}},\n"
+        "  archiveprefix = {arXiv},\n}"
     )

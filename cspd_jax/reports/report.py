@@ -13,7 +13,7 @@ import numpy as np
 
 from cspd_jax import __version__
 from cspd_jax._utils.compilation import has_device_loops
-from cspd_jax.info import Calls, Info
+from cspd_jax.info import Info
 
 
 def make_report(
@@ -35,11 +35,17 @@ def make_report(
         "tested": int(np.sum(info.tested)),
         "accepted": int(np.sum(info.accepted)),
         "acceptance": info.acceptance,
-        "acceptance_by_distance": rates(
-            np.sum(info.accepted, axis=0), np.sum(info.tested, axis=0)
-        ),
+        "acceptance_by_distance": [
+            float(accepted / tested) if tested else None
+            for accepted, tested in zip(
+                np.sum(info.accepted, 0), np.sum(info.tested, 0)
+            )
+        ],
         "truncated": int(np.sum(info.truncated)),
-        "calls": calls(info.calls),
+        "calls": {
+            name: {kind: int(count) for kind, count in of._asdict().items()}
+            for name, of in info.calls.items()
+        },
         "options": options,
         **more,
         "versions": versions(),
@@ -89,19 +95,6 @@ def cost(info: Info) -> str:
         else f", {info.acceptance:.0%} of the drafts accepted"
     )
     return f"{calls}{accepted}, {'exact' if info.exact else f'lossy: {info.why}'}"
-
-
-def calls(made: Mapping[str, Calls]) -> dict[str, dict[str, int]]:
-    """Returns, for each network, the number of sequential calls and the number of rows
-    in them."""
-    return {
-        name: {k: int(n) for k, n in of._asdict().items()} for name, of in made.items()
-    }
-
-
-def rates(accepted: np.ndarray, tested: np.ndarray) -> list[float | None]:
-    """Returns accepted / tested for each entry; None where nothing was tested."""
-    return [float(a / t) if t else None for a, t in zip(accepted, tested)]
 
 
 def identity(model: Any) -> dict[str, object]:

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from cspd_jax import shell
 from cspd_jax._utils.progress import Bar
-from cspd_jax.check import UserError, check_method, check_options
+from cspd_jax.check import UserError, check_kind
 from cspd_jax.info import Exactness, Generated, Info, add
 from cspd_jax.keys import keys_per_row
 from cspd_jax.language_models import (
@@ -178,8 +178,8 @@ def prepare(
 ) -> Texts:
     """Checks the arguments of `generate`, as far as they are not traced, and returns
     the job that continues the prompts."""
-    check_method(method, (Plain, Speculation, Tree))
-    check_options(options, Options)
+    check_kind("the method is", method, Plain, Speculation, Tree)
+    check_kind("the options are", options, Options)
     target, params = bound(model)
     if not target.config.causal:
         raise UserError(

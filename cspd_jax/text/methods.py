@@ -53,6 +53,7 @@ class Speculation:
         4,
         "drafts per round (default: 4; with --method auto 2 or 4)",
         flags=("--gamma",),
+        within=(0, None),
         type=int,
     )
     rule: str = option(
@@ -60,7 +61,7 @@ class Speculation:
         "block and google sample from the same distribution as plain decoding, match"
         " gives its very tokens; when greedy all of them do (default: block)",
         flags=("--rule",),
-        choices=tuple(RULES),
+        choices=RULES,
     )
     _: dataclasses.KW_ONLY
     max_gamma: int | None = option(
@@ -71,12 +72,14 @@ class Speculation:
         None,
         "time of a draft as a share of a target pass; with it each row drafts as many"
         " of its gamma as pay off at its own acceptance so far",
+        within=(0, None),
     )
     confidence: Array | float | None = option(
         None,
         "draft nothing more where the drafter gives no token a probability of P"
         " (default: 0.2 for heads, 0 for others)",
         flags=("--confidence",),
+        within=(0, 1),
         type=float,
         metavar="P",
     )
@@ -85,9 +88,6 @@ class Speculation:
 
     def drafting(self) -> Drafting:
         """Returns the drafter and its parameters."""
-        if self.rule not in RULES:
-            names = ", ".join(RULES)
-            raise UserError(f"rule is {self.rule}; it must be one of {names}")
         return resolve_drafter(self.draft)
 
 
@@ -106,15 +106,16 @@ class Tree:
 
     draft: Model | Drafting = dataclasses.field(metadata=_UNREPORTED)
     widths: Sequence[int] = option((3, 2, 1), "children of each node, by depth")
-    rule: str = option("tree", "tree samples from the distribution of plain decoding")
+    rule: str = option(
+        "tree",
+        "tree samples from the distribution of plain decoding",
+        choices=TREE_RULES,
+    )
 
     name: ClassVar[str] = "tree"
 
     def drafting(self) -> Drafting:
         """Returns the drafter and its parameters."""
-        if self.rule not in TREE_RULES:
-            names = ", ".join(TREE_RULES)
-            raise UserError(f"rule is {self.rule}; it must be one of {names}")
         if isinstance(self.draft, PromptLookup):
             raise UserError("look-up makes no trees; give a model as the draft")
         if isinstance(self.draft, Drafting):

@@ -27,7 +27,8 @@ class Options:
         128,
         "tokens to generate per prompt (default: 128)",
         flags=("--new-tokens", "--max-new-tokens"),
-        type=int,
+        within=(0, None),  # a row that gets none may stand beside others
+        type="count",
         metavar="N",
     )
     max_len: int | None = option(
@@ -41,12 +42,14 @@ class Options:
         0.0,
         "scale of the logits; 0 always takes the most probable token (default: 0)",
         flags=("--temperature",),
+        within=(0, None),
         type=float,
     )
     top_k: Array | int | None = option(
         None,
         "sample from the K most probable tokens",
         flags=("--top-k",),
+        within=(1, None),
         type=int,
         metavar="K",
     )
@@ -54,6 +57,7 @@ class Options:
         None,
         "sample from the most probable tokens that together have probability P",
         flags=("--top-p",),
+        within=(0, 1),
         type=float,
         metavar="P",
     )

@@ -44,21 +44,17 @@ MANIFEST = "manifest.json"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     _images.add_flags(parser, "all, in turn")
-    where = parser.add_argument_group("how many, and where to")
-    where.add_argument(
-        "--n", type=int, default=50_000, help="images in all (default: 50000)"
-    )
-    where.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="their folder"
-    )
-    where.add_argument(
+    add = parser.add_argument_group("how many, and where to").add_argument
+    add("--n", type="count", default=50_000, help="images in all (default: 50000)")
+    add("--out", type=Path, required=True, metavar="DIR", help="their folder")
+    add(
         "--process",
         type=_process,
         metavar="I/N",
         help="this is process I (from 0) of N",
     )
-    where.add_argument("--tokens", action="store_true", help="store tokens too")
-    where.add_argument(
+    add("--tokens", action="store_true", help="store tokens too")
+    add(
         "--npz",
         type=Path,
         metavar="FILE",
@@ -116,15 +112,16 @@ def sample(
     own = range(process[0], -(-images // batch), process[1])
     paths = {i: folder / "shards" / f"{i:05d}.npz" for i in own}
     missing = {i: path for i, path in paths.items() if not path.exists()}
-    with Bar(total=len(missing) * batch, desc=str(folder), unit="image") as bar:
+    counts = {i: min(batch, images - i * batch) for i in missing}
+    total = sum(counts.values())
+    with Bar(total=total, desc=str(folder), unit="image") as bar:
         for i, path in missing.items():
             # The last batch is padded with copies of the last image, which are dropped.
             index = np.minimum(i * batch + np.arange(batch), images - 1)
-            count = min(batch, images - i * batch)
             with naming(path):
-                arrays = make_shard(request, asked[index], count, vae, tokens)
+                arrays = make_shard(request, asked[index], counts[i], vae, tokens)
             write_arrays(path, **arrays)
-            bar.update(batch)
+            bar.update(counts[i])
 
 
 def make_shard(

@@ -70,6 +70,8 @@ def train(
     mesh: the devices (default: all).
     """
     is_text = isinstance(config.model, LMConfig)
+    if not is_text:
+        check_fit(config)
     if target is not None:
         model: Any = hub.load(target, of=TextModel if is_text else ImageModel)
         check_pair(config.model, model.config)
@@ -78,8 +80,6 @@ def train(
     else:
         first = first_state(config, initial_params(hub.load(init), config.model))
     begin(out, config, init=init, target=target, origin=origin, samples=samples)
-    if not is_text:
-        check_fit(config)
     mesh = mesh or runs.all_devices()
     learning = _LEARNING[type(config.model)].learning(config)
     if target is not None:
@@ -320,10 +320,10 @@ def check_pair(draft: object, target: object) -> None:
 
 def check_fit(config: RunConfig) -> None:
     """Raises UserError unless the image model has the same tokens and classes as the
-    data."""
+    data, of which an image is made, for which packages may be missing."""
     model = config.model
     data = config.data
-    tokens = patchify(np.zeros((1, *data.shape)), model.patch_size)
+    tokens = patchify(data.batch(0, 1).images, model.patch_size)
     found = (*tokens.shape[1:], len(data.class_names))
     wanted = model.seq_len, model.token_dim, model.num_classes
     if found != wanted:

@@ -178,8 +178,8 @@ def begin(out: pathlib.Path, config: RunConfig, **begun: object) -> None:
         if differ := [name for name in settings if stored.get(name) != settings[name]]:
             raise UserError(
                 f"the run in {out} was begun with another"
-                f" {differ[0].replace('_', ' ')}; repeat its command,"
-                " or choose another folder"
+                f" {differ[0].replace('_', ' ')}; repeat its command, or choose another"
+                f" folder (to go on from a model that is there: --init {out}/model)"
             )
 
 

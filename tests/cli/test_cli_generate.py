@@ -232,3 +232,16 @@ def test_a_part_of_a_picture_stays(run):
     assert (after[:, :4] == made["tokens"][:, :4]).all() and (
         after[:, 4:] != made["tokens"][:, 4:]
     ).any()
+
+
+def test_a_full_disk_leaves_no_half_file(models, tmp_path, monkeypatch, capsys):
+    def savez(file, **arrays):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", savez)
+    flags = ("--method", "plain", "--num-iter", "1", "--labels", "0")
+    command = ("generate", "--target", str(models / "target"), *flags)
+    assert main([*command, "--out", str(tmp_path / "out")]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())

@@ -9,6 +9,7 @@ import jax
 import pytest
 from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, QWEN2, V, tensors, write
 
+from cspd_jax.check import UserError
 from cspd_jax.converters import lm as converter
 from cspd_jax.converters.hf import Values
 from cspd_jax.converters.source import convert, make_config, open_source
@@ -156,3 +157,11 @@ def test_padded_vocabulary_and_end_of_text(tmp_path):
         open_source(write(tmp_path / "y", LLAMA, others={"tokenizer.json": unigram}))
     )
     assert config.known_ids == V
+
+
+def test_files_outside_the_folder_are_refused(tmp_path):
+    folder = write(tmp_path / "x", LLAMA, files=2)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"model-', '"../model-'))
+    with pytest.raises(UserError, match="which is not in the folder"):
+        open_source(folder)

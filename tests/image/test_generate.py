@@ -51,7 +51,7 @@ def test_generate_and_look(model):
     tokens, info = cspd_jax.generate(KEY, model, LABELS)
     assert info.calls["backbone"] == (16, 64) and info.calls["head"] == (160, 640)
     assert (
-        str(info)
+        repr(info)
         .splitlines()[0]
         .endswith("176 one after the other (16 backbone, 160 head)")
     )
@@ -162,6 +162,8 @@ PIXELS[3:9, :4] = True
 )
 def test_tokens_that_lie_in_a_region_whole(model, what, rows):
     assert rows_of(keep(what, model)) == rows
+    for wrong in ("200%", "abc%"):
+        refuses(lambda wrong=wrong: keep(wrong, model), "what to keep is '")
     some = [keep("50%", model, seed) for seed in (0, 0, 1)]
     assert all(mask.sum() == 8 for mask in some)
     assert (some[0] == some[1]).all() and (some[0] != some[2]).any()

@@ -48,23 +48,52 @@ def model(folder):
 @pytest.mark.parametrize(
     "method, options, said",
     [
-        ("plain", Options(), "the method is 'plain'; write one of Plain(...)"),
-        (SelfSpeculation, Options(), "the method is the class SelfSpeculation"),
+        ("plain", Options(), "the method is 'plain'; write Plain(...) or"),
+        (SelfSpeculation, Options(), "the method is <class 'cspd_jax.image.methods"),
         (Plain(), {"cfg": 2.0}, "the options are {'cfg': 2.0}; write Options(...)"),
-        (Plain(), Options, "the options are the class; write Options(...)"),
+        (Plain(), Options, "the options are <class 'cspd_jax.image.options"),
         (Plain(), Options(denoise="speculatve"), "denoise is 'speculatve'"),
         (Plain(), Options(cfg_schedule="constnat"), "one of linear, constant"),
+        (Plain(), Options(denoise=4), "denoise is 4; it must be one of plain, spec"),
+        (Plain(), Options(temperature=-1.0), "temperature is -1.0; it must be at leas"),
+        (Plain(), Options(cfg=np.array([np.nan])), "cfg is nan; it must be at least 0"),
+        (Plain(), Options(num_iter=0), "num_iter is 0; it must be from 1 to 65536"),
+        (Plain(), Options(num_iter=10**9), "it must be from 1 to 65536"),
+        (Plain(), Options(denoise=ChainSpeculation(0)), "window is 0; it must be at"),
+        (Plain(), Options(denoise=ChainSpeculation(4), temperature=0), "temperature 0"),
+        (SelfSpeculation(128), Options(), "gamma is 128; it must be from 1 to 127"),
+        (SelfSpeculation(prefill=2.0), Options(), "prefill is 2.0; it must be from 0"),
+        (Released(None, gamma=0), Options(), "gamma is 0; it must be from 1 to 127"),
     ],
 )
 def test_what_is_no_method_or_no_choice_is_named(model, method, options, said):
+    """Nor a number within the range of its field."""
     with pytest.raises(cspd_jax.UserError, match=re.escape(said)):
         cspd_jax.generate(KEY, model, [0], method, options)
 
 
-@pytest.mark.parametrize("family", [text, masked])
-def test_texts_name_it_too(family):
-    with pytest.raises(cspd_jax.UserError, match="the method is 'block'"):
-        family.generate(None, (None, None), [[1]], "block")
+@pytest.mark.parametrize(
+    "family, method, options, said",
+    [
+        (text, "block", {}, "the method is 'block'"),
+        (masked, "block", {}, "the method is 'block'"),
+        (text, text.Plain(), {"top_p": np.array([0.5, 7])}, "top_p is 7.0; .* 0 to 1"),
+        (text, text.Speculation(None, rule="no"), {}, "rule is 'no'; .* google, block"),
+        (masked, masked.Schedule(0), {}, "steps is 0; it must be at least 1"),
+        (masked, masked.Stepwise(), {"top_k": 0}, "top_k is 0; it must be at least 1"),
+    ],
+)
+def test_texts_name_it_too(family, method, options, said):
+    with pytest.raises(cspd_jax.UserError, match=said):
+        family.generate(None, (None, None), [[1]], method, family.Options(**options))
+
+
+@pytest.mark.parametrize(
+    "labels, prompts", [([1.5], None), (np.array([True]), None), ([0], ["bee"])]
+)
+def test_what_to_make_is_one_list_of_class_numbers(model, labels, prompts):
+    with pytest.raises(cspd_jax.UserError, match=r"class number|exclude each other"):
+        cspd_jax.generate(KEY, model, labels, prompts=prompts)
 
 
 @pytest.mark.parametrize("denoise", ["plain", ChainSpeculation(4)])

@@ -55,11 +55,14 @@ ELSEWHERE = (
 # How small it all is: flags that commands which begin so are given besides; the last of
 # two values counts.
 SMALLER = {
-    "generate": "--n 1 --num-iter 4",
+    "generate": "--n 1",
+    "generate --target runs": "--num-iter 4",
+    "generate --target words": "--num-iter 4",
     "generate --target FOLDER": "--grid 1x2 --respacing flow-calls4",
-    "generate --target mar-base": "--labels 0,1",
+    "generate --target mar-base": "--labels 0,1 --num-iter 4",
     "generate --target sphere-b": "--labels 0,1",
-    "sample": "--n 8 --batch 4 --num-iter 4",
+    "sample": "--n 8 --batch 4",
+    "sample --target": "--num-iter 4",
     "text": "--new-tokens 8",
     "masked": "--new-tokens 8",
     "masked --method schedule": "--steps 4",

@@ -59,6 +59,12 @@ def made(tmp_path_factory):
     return folder
 
 
+def test_a_folder_of_generate_holds_its_images(tmp_path):
+    np.savez(tmp_path / "samples.npz", arr_0=pictures(channels=1))
+    Image.fromarray(pictures()[0]).save(tmp_path / "samples.png")
+    assert open_images(tmp_path).count == COUNT
+
+
 def test_a_folder_of_samples(tmp_path):
     """Shards of three images, read two at a time; also as 0.6 wrote them, with a record
     beside each."""
@@ -153,7 +159,7 @@ def test_figures_are_those_of_their_definitions(made, network, report):
         ("spatial_frechet", spatial, other_spatial),
     ):
         assert report[name] == pytest.approx(
-            fid.frechet_distance(ours, theirs), rel=1e-4
+            fid.distance(fid.fitted(ours), fid.fitted(theirs)), rel=1e-4
         )
     inside = fid.precision_recall(pool, other_pool)
     assert (report["precision"], report["recall"]) == (

@@ -54,9 +54,9 @@ def test_frechet_distance_of_two_gaussians():
         - 2 * np.sqrt(product).sum()
     )
     found = [
-        fid.frechet_distance(
-            random.standard_normal((4000, 3)) @ a.T,
-            random.standard_normal((4000, 3)) @ b.T + shift,
+        fid.distance(
+            fid.fitted(random.standard_normal((4000, 3)) @ a.T),
+            fid.fitted(random.standard_normal((4000, 3)) @ b.T + shift),
         )
         for _ in range(10)
     ]
@@ -65,5 +65,5 @@ def test_frechet_distance_of_two_gaussians():
     plain_difference = shift @ shift + np.square(np.linalg.norm(a @ a.T - b @ b.T))
     # Negative control: another formula.
     assert abs(np.mean(found) - plain_difference) > 20 * spread
-    same = random.standard_normal((50, 3)).astype(np.float32)
-    assert abs(fid.frechet_distance(same, same)) < 1e-9
+    same = fid.fitted(random.standard_normal((50, 3)).astype(np.float32))
+    assert abs(fid.distance(same, same)) < 1e-9

@@ -1,6 +1,8 @@
 """Many images in a folder: the same ones whatever happened meanwhile, and refused where
 they are not."""
 
+from unittest import mock
+
 import chex
 import jax
 import numpy as np
@@ -96,7 +98,10 @@ def test_interruption_and_continuation(whole, asked, target, tmp_path, monkeypat
         sample.sample(asked, tmp_path, 4, tokens=True)
     assert list(shards_in(tmp_path)) == ["00000.npz"]
     before = (tmp_path / "shards" / "00000.npz").stat().st_mtime_ns
-    assert command(target, tmp_path) == 0 and shards_in(tmp_path) == shards_in(whole)
+    bars = mock.Mock(side_effect=sample.Bar)
+    monkeypatch.setattr(sample, "Bar", bars)
+    assert command(target, tmp_path) == 0 and bars.call_args.kwargs["total"] == 6
+    assert shards_in(tmp_path) == shards_in(whole)
     assert (tmp_path / "shards" / "00000.npz").stat().st_mtime_ns == before
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import chex
 import jax
@@ -17,9 +18,12 @@ import jax.numpy as jnp
 import pytest
 from training_run import TINY, trained
 
+from cspd_jax.__main__ import main
+from cspd_jax._utils import progress
 from cspd_jax.check import UserError
 from cspd_jax.training import presets
 from cspd_jax.training.config import data_from_json, to_json, with_settings
+from cspd_jax.training.data import glyphs
 from cspd_jax.training.data.folder import Folder
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.text import Texts
@@ -129,10 +133,34 @@ def test_a_folder_holds_one_run(tmp_path):
         UserError, match="was begun with another seed; repeat its command"
     ):
         begin(tmp_path / "runs" / "one", other, command="train", init=None)
+    longer = dataclasses.replace(TINY, steps=900)
+    with pytest.raises(UserError, match=r"another steps; .*: --init .*/model"):
+        begin(tmp_path / "runs" / "one", longer, command="train", init=None)
     with pytest.raises(UserError, match="was begun with another begun with"):
         begin(tmp_path / "runs" / "one", TINY, command="train", init="default")
     with pytest.raises(UserError, match="exists already"):
         begin(tmp_path, TINY)
+
+
+def test_a_missing_package_is_said_before_anything_is_made(
+    tmp_path, monkeypatch, capsys
+):
+    missing = ModuleNotFoundError(name="scipy")
+    monkeypatch.setattr(glyphs, "distance_fields", mock.Mock(side_effect=missing))
+    assert main(["distill", "--out", str(tmp_path / "run")]) == 2
+    assert 'pip install ".[train]"' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_speed_leaves_compiling_out(monkeypatch):
+    """Of the first step, and of later ones."""
+    spent = mock.Mock(side_effect=[50.0, 60.0])
+    monkeypatch.setattr(progress, "compile_seconds", spent)
+    bar = progress.Bar(total=3)
+    bar.update()
+    begun = bar.start_t
+    bar.update()
+    assert bar.start_t == begun + 10 and bar.last_print_t > begun
 
 
 def test_learning_rate():

@@ -103,13 +103,18 @@ def test_nothing_half_written(tmp_path, params, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nan_on_disk(saved):
+@pytest.mark.parametrize(
+    "spoilt, said",
+    [
+        (lambda a: np.full_like(a, np.inf), "holds NaN or infinity"),
+        (lambda a: a.view(np.int32), "is stored as int32, and is float32"),
+    ],
+)
+def test_wrong_values_on_disk(saved, spoilt, said):
+    name = "backbone/mask_token"
     arrays = load_file(saved / weights.FILE)
-    bad = np.full_like(arrays["backbone/mask_token"], np.inf)
-    save_file(arrays | {"backbone/mask_token": bad}, saved / weights.FILE)
-    with pytest.raises(
-        UserError, match="parameter backbone/mask_token holds NaN or infinity"
-    ):
+    save_file(arrays | {name: spoilt(arrays[name])}, saved / weights.FILE)
+    with pytest.raises(UserError, match=f"parameter {name} {said}"):
         weights.load(saved)
 
 

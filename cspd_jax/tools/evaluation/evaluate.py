@@ -1,7 +1,7 @@
 """Measures FID, sFID, the Inception score, precision and recall of images on disk.
 
-The images are a folder of cspd-jax sample, an .npz file with an array arr_0, or a
-folder of PNG or JPEG files.
+The images are a folder of cspd-jax sample or generate, an .npz file with an array
+arr_0, or a folder of PNG or JPEG files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default="tf1",
         help="how images become 299x299 (tf1)",
     )
-    add("--batch", type=int, default=100, help="images looked at together (100)")
+    add("--batch", type="count", default=100, help="images looked at together (100)")
     add(
         "--save-statistics",
         type=pathlib.Path,

@@ -52,9 +52,11 @@ class ImageSet:
 
 
 def open_images(path: str | os.PathLike) -> ImageSet:
-    """Opens an .npz file with an array arr_0, a folder of `cspd-jax sample`, or a
-    folder of PNG or JPEG files."""
+    """Opens an .npz file with an array arr_0, a folder of `cspd-jax sample` or
+    `generate`, or a folder of PNG or JPEG files."""
     path = Path(path)
+    if (made := path / "samples.npz").is_file():
+        path = made
     if path.suffix == ".npz" and path.is_file():
         with _opened(path) as (_, (count, *shape), dtype):
             if dtype != np.uint8:

@@ -51,7 +51,9 @@ def fitted(rows: np.ndarray) -> Gaussian:
 
 def distance(first: Gaussian, second: Gaussian) -> float:
     """Returns |m1 - m2|^2 + Tr(C1 + C2 - 2 (C1 C2)^(1/2)), which is the squared Fréchet
-    distance of two Gaussians. FID is this number."""
+    distance of two Gaussians. FID is this number. Of Gaussians that are fitted to N and
+    M rows it is biased by N and M, so only distances with equal N and equal M can be
+    compared."""
     values, vectors = np.linalg.eigh(first.covariance)
     root = (vectors * np.sqrt(_nonnegative(values))) @ vectors.T
     # C1 C2 has the eigenvalues of the symmetric C1^(1/2) C2 C1^(1/2)
@@ -60,12 +62,6 @@ def distance(first: Gaussian, second: Gaussian) -> float:
     gap = first.mean - second.mean
     traces = np.trace(first.covariance) + np.trace(second.covariance)
     return max(0.0, float(gap @ gap + traces - 2 * np.sqrt(mixed).sum()))
-
-
-def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Returns the distance of Gaussians that are fitted to x [N, F] and y [M, F]. It is
-    biased by N and M, so only distances with equal N and equal M can be compared."""
-    return distance(fitted(x), fitted(y))
 
 
 def _nonnegative(values: np.ndarray) -> np.ndarray:
@@ -231,8 +227,6 @@ def evaluate(
         "samples": str(samples.path),
         "images": samples.count,
         "resize": how,
-    }
-    report |= {
         "published": network.published,
         "inception_score": inception_score(found.unbiased),
     }
