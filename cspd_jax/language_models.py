@@ -148,17 +148,21 @@ class MaskedModelConfig(LanguageModelConfig, Protocol):
     """The conventions of a masked-diffusion model.
 
     mask_ids: the id that stands for a place to be filled, as a tuple of one id.
+    block: the number of tokens in a block, if a token sees only its own block and the
+        blocks before it; 0 if it sees the whole text.
     shifted: whether the hidden state i - 1 predicts the token at position i, as in
         Dream.
     """
 
     mask_ids: tuple[int, ...]
+    block: int
     shifted: bool
 
 
-class MaskedLanguageModel(Protocol):
-    """A masked-diffusion language model: pure functions of explicit parameters, for
-    passes over whole rows and for passes with a cache. Implementations are hashable."""
+class MaskedLanguageModel(LanguageModel, Protocol):
+    """A masked-diffusion language model: pure functions of explicit parameters.
+    Implementations are hashable. A model that sees the whole text needs `forward`
+    alone; a model that is causal between blocks needs the other functions, too."""
 
     @property
     def config(self) -> MaskedModelConfig: ...
@@ -180,32 +184,6 @@ class MaskedLanguageModel(Protocol):
             indices, [B, R, V].
         """
 
-    def empty_cache(self, batch: int, max_len: int) -> ArrayTree:
-        """Makes a cache, which may be any pytree. Each row has one slot for each of
-        max_len positions."""
-
-    def apply(
-        self,
-        params: ArrayTree,
-        tokens: Array,
-        positions: Array,
-        cache: ArrayTree,
-        *,
-        mask: Array | None = None,
-        rows: Array | None = None,
-    ) -> Pass:
-        """Reads tokens, and returns their logits [B, Q, V] and the cache with the
-        tokens stored in it. The logits at i come from the hidden state i, even if the
-        model is shifted.
-
-        tokens: [B, Q] ids.
-        positions: [B, Q] the position of each token. Tokens at positions outside the
-            cache are not stored.
-        mask: [B, max_len] bool, false hides a slot.
-        rows: [B, R] indices into Q. If they are given, only their logits are computed,
-            [B, R, V].
-        """
-
     def beside(
         self,
         params: ArrayTree,
@@ -213,16 +191,26 @@ class MaskedLanguageModel(Protocol):
         positions: Array,
         cache: ArrayTree,
         *,
-        own: Array,
-        mask: Array,
-    ) -> Array:
-        """Reads R versions of the tokens at the same positions, and returns their
-        logits [B, R, Q, V]. Nothing is stored.
+        seen: Array,
+    ) -> tuple[Array, ArrayTree]:
+        """Reads R versions of the tokens at the same positions. Returns their logits
+        [B, R, Q, V], and what `store` needs to store them. The logits at i come from
+        the hidden state i, even if the model is shifted.
 
         tokens: [B, R, Q] the ids of each version.
-        positions: [B, Q] the position of each token.
-        own: [B, Q] bool, which tokens of its own version a token sees.
-        mask: [B, max_len] bool, which slots of the cache a token sees.
+        positions: [B, Q] the position of each token; max_len for padding.
+        seen: [B, max_len] bool, which slots of the cache a token sees.
+        """
+
+    def store(
+        self, cache: ArrayTree, fresh: ArrayTree, version: Array, positions: Array
+    ) -> ArrayTree:
+        """Returns the cache with the tokens of one version of each row in it.
+
+        fresh: what `beside` returned.
+        version: [B] the number of the version.
+        positions: [B, Q] the positions of the tokens; max_len for tokens that are not
+            stored.
         """
 
 

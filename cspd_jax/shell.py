@@ -77,6 +77,9 @@ def stream(algorithm: Algorithm) -> Iterator[Generated]:
     own."""
     state = _begin(algorithm)
     name = algorithm.in_place
+    found = _output(algorithm, state)
+    if np.any(found.info.made):  # a first round was made to begin with
+        yield found
     while np.any(_unfinished(algorithm, state)):
         rest = state._replace(**{name: None})
         state = _advance(algorithm, rest, getattr(state, name))

@@ -233,11 +233,11 @@ def masked_tokens(
 
 
 MASKED = {
-    "stepwise, cached, sampled": lambda: masked_tokens(
-        method=masked.Stepwise(), cached=True, temperature=0.7
+    "stepwise, blocks, sampled": lambda: masked_tokens(
+        "sdar", method=masked.Stepwise(), temperature=0.7
     ),
     "ssd, sampled, guided": lambda: masked_tokens(temperature=0.7, guidance=0.7),
-    "ssd, Dream, cached": lambda: masked_tokens("dream", cached=True),
+    "ssd, shifted blocks, threshold": lambda: masked_tokens("fast", threshold=0.3),
     "ssd, sets": lambda: masked_tokens(method=SelfSpeculation(4, texts=8)),
     "schedule (lossy)": lambda: masked_tokens(method=masked.Schedule(6)),
     "schedule, Dream (lossy)": lambda: masked_tokens(

@@ -51,9 +51,7 @@ def run(args: argparse.Namespace) -> None:
         args, default_mesh(args.mesh), causal=False
     )
     options = from_flags(masked.Options, args)
-    request = Request(
-        seed_key(args.seed), model, prompts, _method(args, options), options
-    )
+    request = Request(seed_key(args.seed), model, prompts, _method(args), options)
     refuse_unread(args)
     if args.method == "auto":
         request = chosen(fastest(request.key, model, prompts, options=options))
@@ -79,11 +77,9 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def _method(args: argparse.Namespace, options: masked.Options) -> masked.Method:
+def _method(args: argparse.Namespace) -> masked.Method:
     if args.method == "ssd":
         return from_flags(masked.SelfSpeculation, args)
     if args.method == "schedule":
-        blocks = -(-options.max_new_tokens // options.block)
-        steps = max(blocks, options.max_new_tokens // 2)
-        return from_flags(masked.Schedule, args, {"steps": steps})
+        return from_flags(masked.Schedule, args)
     return masked.Stepwise()  # for auto, too, where the measurement takes its place

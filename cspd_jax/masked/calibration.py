@@ -3,7 +3,6 @@ decoding makes."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -18,7 +17,7 @@ from cspd_jax.masked.canvas import Canvas, window_at
 from cspd_jax.masked.generation import generate, prepare
 from cspd_jax.masked.options import Options, Stepwise
 from cspd_jax.masked.sets import BEYOND, Move, MoveSets, Run, fit, prefixes
-from cspd_jax.masked.speculative import Moves, Speculation, draft, width
+from cspd_jax.masked.speculative import Moves, Speculation, draft
 
 Array = jax.Array
 COUNTS = (4, 8, 16, 32, 64)
@@ -39,9 +38,8 @@ def fitted(
     """Fits one table for each number of texts in `counts`, to the texts that the model
     writes after these prompts. Returns the tables by that number.
 
-    options: must be greedy; a block cache is switched off.
+    options: must be greedy, with one place per step.
     """
-    options = dataclasses.replace(options, cached=False)
     runs: list[Run] = []
     with Bar(
         total=len(prompts), desc="texts", unit="text", disable=not progress
@@ -73,11 +71,10 @@ def recorded(
     order = np.argsort(steps, axis=1)
     runs: list[list[list[Move]]] = [[] for _ in tokens]
     for step in range(tokens.shape[1] - 1):
-        seen = jax.device_get(
-            _drafted(
-                canvas, probe, np.where(steps < step, tokens, canvas.mask_id), step
-            )
+        before, after = (
+            np.where(steps < n, tokens, canvas.mask_id) for n in (step, step + 1)
         )
+        seen = jax.device_get(_drafted(canvas, probe, before, after))
         for row in range(len(tokens)):
             made = [
                 (place, tokens[row, place])
@@ -88,20 +85,18 @@ def recorded(
 
 
 @jax.jit
-def _drafted(canvas: Canvas, probe: Speculation, text: Array, step: Array) -> Moves:
-    """Returns the moves that the logits of text [B, G] draft at a step []."""
-    window = window_at(canvas, text, width(canvas, probe))
-    logits = passes.whole(canvas, window, text[:, None])[:, 0]
-    return draft(canvas, probe, window, text, logits, jnp.full(len(text), step))
+def _drafted(canvas: Canvas, probe: Speculation, before: Array, after: Array) -> Moves:
+    """Returns the moves that the logits of text `before` [B, G] draft after the text
+    `after` [B, G], which has one step more."""
+    window = window_at(canvas, before, probe.width(canvas))
+    logits = passes.whole(canvas, window, before[:, None])[:, 0]
+    greedy = jnp.zeros(len(before), jnp.int32)  # the number of the step is not used
+    return draft(canvas, probe, window, after, logits, greedy)
 
 
 def _as_drafted(seen: Moves, row: int, place: int, token: int) -> Move:
     """Returns the (rank, which token) at which the drafted moves `seen` have this place
     and token, or `BEYOND` if they do not have them."""
-    ranks = np.flatnonzero((seen.place[row] == place) & seen.exists[row])
-    # Rank 0 is the certain place. If stepwise decoding took it later, a near-tie was
-    # rounded differently here.
-    if not len(ranks) or ranks[0] == 0:
-        return BEYOND
-    which = np.flatnonzero(seen.tokens[row, ranks[0]] == token)
-    return (int(ranks[0]), int(which[0])) if len(which) else BEYOND
+    rank = int(seen.rank[row, place])
+    which = np.flatnonzero(seen.tokens[row, place] == token)
+    return (rank, int(which[0])) if rank and len(which) else BEYOND

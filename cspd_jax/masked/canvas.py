@@ -10,10 +10,15 @@ import jax
 import jax.numpy as jnp
 from chex import ArrayTree
 
-from cspd_jax.language_models import MaskedLanguageModel, Prompts
+from cspd_jax.language_models import (
+    MaskedLanguageModel,
+    MaskedModelConfig,
+    Prompts,
+)
 from cspd_jax.masked.options import Options
 
 Array = jax.Array
+_BLOCK = 8  # places in a block, unless the model or the caller says otherwise
 
 
 @jax.tree_util.register_dataclass
@@ -44,13 +49,15 @@ class Canvas:
     @property
     def block(self) -> int:
         """The number of places in a block. Blocks are filled from left to right."""
+        assert self.options.block is not None
         return self.options.block
 
     @property
-    def cached(self) -> bool:
-        """Whether a pass at the beginning of each block stores keys and values for the
-        later passes of that block (see `passes`)."""
-        return self.options.cached
+    def origin(self) -> Array | int:
+        """How many columns before the first place the blocks begin: [B] at the
+        beginning of each prompt if the model is causal between blocks, and otherwise 0,
+        at the first place."""
+        return self.start if self.network.config.block else 0
 
     @property
     def mask_id(self) -> int:
@@ -73,6 +80,12 @@ class Canvas:
         """[B, N] true for a prompt and its places, false for padding."""
         return jnp.arange(self.base.shape[1]) < self.start[:, None] + self.places
 
+    def filled(self, text: Array) -> Array:
+        """Returns [B], the number of columns before the first masked place of text [B,
+        G]; all columns if no place is masked."""
+        masked = jnp.pad(text == self.mask_id, ((0, 0), (0, 1)), constant_values=True)
+        return self.start + jnp.argmax(masked, axis=1).astype(jnp.int32)
+
     def empty(self) -> Array:
         """Returns a text [B, G] that has the mask's id at every place."""
         return jnp.full((len(self.start), self.places), self.mask_id, jnp.int32)
@@ -81,14 +94,19 @@ class Canvas:
 class Window(NamedTuple):
     """The W consecutive places of each row that a pass gives logits for.
 
-    places: [B, W] indices into the text [B, G].
-    exists: [B, W] whether the place is before the end of the text.
+    places: [B, W] indices into the text [B, G]. An index below 0 is a column of the
+        prompt.
+    exists: [B, W] whether the place is in the text.
     blocks: [B, W] the number of the block that each place is in.
+    alone: [B, W] whether a step that fills this place fills no other one. A shifted
+        model predicts the first place of a block by the block before it, and the other
+        places when this one is filled.
     """
 
     places: Array
     exists: Array
     blocks: Array
+    alone: Array
 
 
 def make_canvas(
@@ -110,7 +128,7 @@ def make_canvas(
     real = lambda value: None if value is None else jnp.asarray(value, float)
     options = dataclasses.replace(
         options,
-        block=min(options.block, places),
+        block=_block(network.config, options),
         temperature=jnp.asarray(options.temperature, float),
         top_p=real(options.top_p),
         top_k=None
@@ -122,24 +140,39 @@ def make_canvas(
     return Canvas(network, params, base, start, keys, options)
 
 
-def window_at(canvas: Canvas, text: Array, width: int) -> Window:
-    """Returns the window of `width` places, which are whole blocks, that begins at the
-    first open block of text [B, G]; near the end of the text, the last such window.
+def _block(config: MaskedModelConfig, options: Options) -> int:
+    """Returns the number of places in a block, whatever is left open."""
+    if config.block:
+        return options.block or config.block
+    return min(options.block or _BLOCK, options.max_new_tokens)
+
+
+def window_at(
+    canvas: Canvas, text: Array, width: int, stored: Array | None = None
+) -> Window:
+    """Returns the window of `width` places, which are whole blocks. It begins where the
+    stored blocks end. If nothing is stored, it begins at the first open block of text
+    [B, G]; near the end of the text, it is the last such window.
 
     For example, with blocks of 4 places, width 4 and G = 10, a text whose first masked
     place is 5 has the window 4, 5, 6, 7. If that place is 9, the window is 8, 9, 10,
     11, and `exists` is false for 10 and 11.
+
+    stored: [B] the number of columns that are stored.
     """
-    first = (
-        jnp.argmax(text == canvas.mask_id, axis=1).astype(jnp.int32)
-        // canvas.block
-        * canvas.block
-    )
-    end = -(-canvas.places // canvas.block) * canvas.block
-    places = jnp.minimum(first, max(0, end - width))[:, None] + jnp.arange(
-        width, dtype=jnp.int32
-    )
-    return Window(places, places < canvas.places, places // canvas.block)
+    origin = canvas.origin
+    config = canvas.network.config
+    if stored is None:
+        open_block = (canvas.filled(text) - canvas.start + origin) // canvas.block
+        end = -(-(canvas.places + origin) // canvas.block) * canvas.block
+        stored = jnp.minimum(open_block * canvas.block, jnp.maximum(0, end - width))
+    columns = stored[:, None] + jnp.arange(width, dtype=jnp.int32)
+    places = columns - jnp.reshape(origin, (-1, 1))
+    alone = jnp.zeros_like(places, bool)
+    if config.block and config.shifted:
+        alone = columns % config.block == 0
+    exists = (places >= 0) & (places < canvas.places)
+    return Window(places, exists, columns // canvas.block, alone)
 
 
 def is_masked(canvas: Canvas, window: Window, text: Array) -> Array:
@@ -149,9 +182,8 @@ def is_masked(canvas: Canvas, window: Window, text: Array) -> Array:
         a.reshape(len(text), *[1] * (text.ndim - 2), -1)
         for a in (window.places, window.exists)
     )
-    index = jnp.minimum(
-        jnp.broadcast_to(index, (*text.shape[:-1], index.shape[-1])), canvas.places - 1
-    )
+    index = jnp.broadcast_to(index, (*text.shape[:-1], index.shape[-1]))
+    index = jnp.clip(index, 0, canvas.places - 1)
     return (jnp.take_along_axis(text, index, axis=-1) == canvas.mask_id) & exists
 
 

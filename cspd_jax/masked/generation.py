@@ -30,6 +30,7 @@ from cspd_jax.masked.options import Method, Options, Schedule, SelfSpeculation, 
 from cspd_jax.masked.sets import MoveSets, chosen, prefixes, tables_of
 from cspd_jax.masked.speculative import MaskedState, Speculation
 from cspd_jax.masked.stepwise import Steps, StepState
+from cspd_jax.networks.lm import LMConfig
 from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
@@ -61,7 +62,7 @@ class Filling:
 
     canvas: Canvas
     way: Speculation | Steps
-    in_place: ClassVar[str] = "cache"
+    in_place: ClassVar[str] = "stored"
 
     def begin(self) -> State:
         return self.way.begin(self.canvas)
@@ -76,10 +77,11 @@ class Filling:
         """Returns the text so far. Places that are not filled yet hold the mask's
         id."""
         claim = self.way.claim
-        if self.canvas.cached and claim.exact:
+        options = self.canvas.options
+        if claim.exact and (options.per_step > 1 or options.threshold is not None):
             note = (
-                "; with the block cache this is a different sampler, with a reference"
-                " of its own"
+                "; places that are filled in one step do not see each other, so this is"
+                " another sampler than one place per step"
             )
             claim = claim._replace(why=claim.why + note)
         filled = state.text != self.canvas.mask_id
@@ -188,6 +190,7 @@ def prepare(
         )
     check_prompts(config, prompts, options.max_new_tokens, shortest=int(config.shifted))
     batch = len(prompts.lengths)
+    _check_decoder(config, method, options)
     if _is_zero(options.place_temperature):
         options = dataclasses.replace(options, place_temperature=None)
     # Dream's schedule knows no blocks.
@@ -198,15 +201,41 @@ def prepare(
     )
     canvas = make_canvas(network, params, prompts, options, keys)
     if isinstance(method, Schedule):
-        return Filling(canvas, Steps(_quotas(method, options, config.shifted)))
+        return Filling(canvas, Steps(_quotas(method, canvas, config.shifted)))
+    if isinstance(method, Stepwise) and method.like is None:
+        return Filling(canvas, Steps(ahead=method.ahead))
     like = method.like if isinstance(method, Stepwise) else method
-    if like is None:
-        return Filling(canvas, Steps())
+    assert like is not None
     speculation = _speculation(like, model, options, canvas)
     if isinstance(method, Stepwise):
         never = jnp.zeros(batch, jnp.int32)
         speculation = dataclasses.replace(speculation, gamma=never)
     return Filling(canvas, speculation)
+
+
+def _check_decoder(config: LMConfig, method: Method, options: Options) -> None:
+    """Raises UserError unless the model can be decoded in this way."""
+    block = options.block
+    if config.block and block is not None and config.block % block:
+        raise UserError(
+            f"block is {block}; the model's own blocks of {config.block} places must be"
+            " whole blocks of this length"
+        )
+    if config.block and isinstance(method, Schedule):
+        raise UserError(
+            "the schedules are for models that see the whole text; this one is causal"
+            " between blocks: give per_step or threshold instead"
+        )
+    if not config.block and getattr(method, "ahead", False):
+        raise UserError("ahead is for models that are causal between blocks")
+    if options.threshold is not None and (
+        options.confidence not in ("clean", "probability", "margin")
+        or options.place_temperature is not None
+    ):
+        raise UserError(
+            "a threshold is for confidence 'clean', 'probability' and 'margin', without"
+            " place_temperature"
+        )
 
 
 def _is_zero(temperature: Array | float | None) -> bool:
@@ -241,7 +270,7 @@ def _speculation(
     limited by the number of places."""
     batch = len(canvas.start)
     places = options.max_new_tokens
-    most = max(1, (min(options.block, places) if options.cached else places) - 1)
+    most = max(1, places - 1)
     if method.texts is None:
         max_gamma = min(
             int(np.max(method.gamma)) if method.max_gamma is None else method.max_gamma,
@@ -263,14 +292,13 @@ def _speculation(
     return Speculation(sets, jnp.full(batch, len(sets.texts)))
 
 
-def _quotas(method: Schedule, options: Options, shifted: bool) -> Array:
+def _quotas(method: Schedule, canvas: Canvas, shifted: bool) -> Array:
     """Returns [S], the number of places that each step fills by the schedule that was
     published with the model's family."""
-    if options.cached:
-        raise UserError("a schedule has no cache; leave cached off")
-    places = options.max_new_tokens
-    block = min(options.block, options.max_new_tokens)
-    steps = places if method.steps is None else method.steps
+    places = canvas.places
+    block = canvas.block
+    blocks = -(-places // block)
+    steps = max(blocks, places // 2) if method.steps is None else method.steps
     if steps > places:
         raise UserError(
             f"steps is {steps}; the schedule has at most one for each of {places}"
@@ -278,7 +306,6 @@ def _quotas(method: Schedule, options: Options, shifted: bool) -> Array:
         )
     if shifted:
         return jnp.asarray(stepwise.dream_quotas(places, steps))
-    blocks = -(-places // block)
     if steps < blocks:
         raise UserError(
             f"steps is {steps}; the schedule has at least one for each of {blocks}"

@@ -15,7 +15,7 @@ from cspd_jax._utils.options import documented, option
 from cspd_jax.masked.sets import MoveSets
 
 Array = jax.Array
-CONFIDENCES = ("clean", "probability", "margin", "entropy", "random")
+CONFIDENCES = ("clean", "probability", "margin", "entropy", "random", "sequential")
 
 
 @documented
@@ -38,28 +38,41 @@ class Options:
         type=int,
         metavar="N",
     )
-    block: int = option(
-        8,
-        "places to fill before later ones (default: 8); Dream's schedule ignores it",
+    block: int | None = option(
+        None,
+        "places to fill before later ones (default: as the model was made for, or 8);"
+        " Dream's schedule ignores it",
         static=True,
         flags=("--block",),
         within=(1, None),
         type=int,
     )
-    cached: bool = option(
-        False,
-        "cache keys and values within each block: another sampler, with a stepwise"
-        " reference of its own",
+    per_step: int = option(
+        1,
+        "places that a step fills, at least (default: 1). Places that are filled in one"
+        " step do not see each other",
         static=True,
-        flags=("--cache",),
-        action="store_true",
+        flags=("--per-step",),
+        within=(1, None),
+        type=int,
+        metavar="N",
+    )
+    threshold: Array | float | None = option(
+        None,
+        "a step fills every place whose confidence is above P, if these are at least"
+        " --per-step places",
+        flags=("--threshold",),
+        within=(0, 1),
+        type=float,
+        metavar="P",
     )
     confidence: str = option(
         "clean",
         "what makes a place the next one. clean: the probability of its token without"
         " temperature, as in LLaDA (default); probability, margin, entropy: of the"
         " distribution that the token is drawn from, as in Dream (maskgit_plus,"
-        " topk_margin, entropy); random: random remasking",
+        " topk_margin, entropy); random: random remasking; sequential: from left to"
+        " right",
         static=True,
         flags=("--confidence",),
         choices=CONFIDENCES,
@@ -140,8 +153,10 @@ class SelfSpeculation:
 
 @dataclasses.dataclass(frozen=True)
 class Stepwise:
-    """The reference, which fills one place per step.
+    """The reference, which takes one step of the rule per pass.
 
+    ahead: whether a pass that stores a finished block also reads the next block. It
+        saves the pass that only stores, which the published decoders make.
     like: a self-speculation whose passes this method uses, without accepting anything
         that they draft. Passes of different shapes round differently in float32; with
         `like`, both methods round alike and write the same texts.
@@ -150,6 +165,7 @@ class Stepwise:
     like: SelfSpeculation | None = option(
         None, "the way whose passes it reads texts by"
     )
+    ahead: bool = option(False, "whether finished blocks are stored without a pass")
 
     name: ClassVar[str] = "stepwise"
 
@@ -162,8 +178,7 @@ class Schedule:
 
     steps: int | None = option(
         None,
-        "steps of --method schedule (default: half the number of places; in Python one"
-        " per place)",
+        "steps of --method schedule (default: half the number of places)",
         flags=("--steps",),
         within=(1, None),
         type=int,

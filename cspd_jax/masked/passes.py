@@ -1,12 +1,12 @@
 """Passes of the network over texts, which give the logits of a window of places.
 
-Without a cache every pass reads the prompt and all places. With a cache, one pass at
-the beginning of a block reads everything and stores keys and values. Later passes read
-only the places of that block. For all other tokens (the prompt, the earlier blocks, and
-the later blocks as they were at that time) they attend to the stored keys and values.
-Decoding with a cache is a different sampler, which has its own stepwise reference."""
+A model that sees the whole text reads the prompt and all places in every pass. A model
+that is causal between blocks reads the window alone. The tokens of the window also see
+the blocks before it, which do not change any more: their keys and values are stored."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,71 +18,124 @@ from cspd_jax.masked.rule import by_row
 Array = jax.Array
 
 
+class Stored(NamedTuple):
+    """The finished blocks of the texts of a model that is causal between blocks.
+
+    cache: the keys and values.
+    end: [B] the number of tokens that are stored, which are whole blocks from the
+        beginning of each prompt on.
+    """
+
+    cache: ArrayTree
+    end: Array
+
+
+def begin(canvas: Canvas) -> Stored | None:
+    """Reads the blocks that lie within the prompts, and stores them. Returns None for a
+    model that sees the whole text.
+
+    A shifted model needs the last token of a prompt in the first pass, so the block of
+    this token is not stored.
+    """
+    config = canvas.network.config
+    if not config.block:
+        return None
+    length = canvas.base.shape[1]
+    cache = canvas.network.empty_cache(canvas.rows, length)
+    end = (canvas.start - config.shifted) // config.block * config.block
+    longest = (length - canvas.places) // config.block * config.block
+    if longest:
+        steps = jnp.arange(longest)
+        positions = jnp.where(steps < end[:, None], steps, length)
+        cache = canvas.network.apply(
+            canvas.params,
+            _tokens(canvas, canvas.empty()[:, None])[:, :longest],
+            _for_all(canvas, positions),
+            cache,
+            rows=jnp.zeros((canvas.rows, 1), jnp.int32),  # nothing reads the logits
+        ).cache
+    return Stored(cache, end)
+
+
+def read(
+    canvas: Canvas, window: Window, texts: Array, stored: Stored | None
+) -> tuple[Array, ArrayTree]:
+    """Makes a pass over R texts of each row, texts [B, R, G]. Returns the logits
+    [B, R, W, V] of the window, and the keys and values of its tokens, for `keep`; None
+    for a model that sees the whole text."""
+    if stored is None:
+        return whole(canvas, window, texts), None
+    batch, versions = texts.shape[:2]
+    length = canvas.base.shape[1]
+    positions = canvas.start[:, None] + window.places
+    tokens = _tokens(canvas, texts).reshape(canvas.rows, versions, length)
+    inside = jnp.minimum(positions, length - 1)[:, None]
+    # A place past the end of a row's text is padding.
+    real = jnp.where(window.places < canvas.places, positions, length)
+    seen = jnp.arange(length) < stored.end[:, None]
+    inside, real, seen = (_for_all(canvas, a) for a in (inside, real, seen))
+    logits, fresh = canvas.network.beside(
+        canvas.params,
+        jnp.take_along_axis(tokens, inside, axis=2),
+        real,
+        stored.cache,
+        seen=seen,
+    )
+    if canvas.network.config.shifted:
+        # The first place of the window is filled, so nothing reads its logits.
+        logits = jnp.roll(logits, 1, axis=2)
+    return guided(canvas, logits, (batch,)), fresh
+
+
+def keep(
+    canvas: Canvas,
+    window: Window,
+    stored: Stored | None,
+    fresh: ArrayTree,
+    version: Array,
+    seen: Array,
+    text: Array,
+) -> Stored | None:
+    """Stores the blocks that were finished when they were read. A block that has been
+    finished since then is read once more.
+
+    A shifted model predicts the first place of a block by the last token of the block
+    before it. So that block is not stored until this place is filled.
+
+    fresh: the keys and values of the pass.
+    version: [B] the number of the text whose blocks are stored.
+    seen: [B, G] that text.
+    text: [B, G] the text as it is now.
+    """
+    if stored is None:
+        return None
+    config = canvas.network.config
+    positions = canvas.start[:, None] + window.places
+    finished = canvas.filled(seen) // config.block
+    not_needed = (canvas.filled(text) - config.shifted) // config.block
+    end = jnp.minimum(finished, not_needed) * config.block
+    end = jnp.minimum(end, positions[:, -1] + 1)
+    # A position past the end is not stored.
+    inside = jnp.where(positions < end[:, None], positions, canvas.base.shape[1])
+    cache = canvas.network.store(
+        stored.cache, fresh, _for_all(canvas, version), _for_all(canvas, inside)
+    )
+    return Stored(cache, end)
+
+
 def whole(canvas: Canvas, window: Window, texts: Array) -> Array:
     """Makes a pass that reads the prompts and all places, for R texts per row: texts
     [B, R, G] -> logits [B, R, W, V] of the window."""
     versions = texts.shape[1]
     tokens = _tokens(canvas, texts)
-    at = canvas.start[:, None] + _inside(canvas, window)
+    places = jnp.clip(window.places, 0, canvas.places - 1)
+    at = canvas.start[:, None] + places
     valid, at = (_for_all(canvas, a, versions) for a in (canvas.valid, at))
     return guided(
         canvas,
         canvas.network.forward(canvas.params, tokens, valid, rows=at),
         texts.shape[:2],
     )
-
-
-def refresh(
-    canvas: Canvas, window: Window, text: Array, cache: ArrayTree, needed: Array
-) -> tuple[Array, ArrayTree]:
-    """Makes a pass that reads everything in text [B, G], and stores keys and values for
-    the rows where `needed` [B] is true.
-
-    Returns logits [B, W, V] of the window, and the cache.
-    """
-    length = canvas.base.shape[1]
-    at = canvas.start[:, None] + _inside(canvas, window) - canvas.network.config.shifted
-    # A position past the end stores nothing.
-    positions = jnp.where(needed[:, None], jnp.arange(length), length)
-    valid, positions, at = (
-        _for_all(canvas, a) for a in (canvas.valid, positions, jnp.maximum(at, 0))
-    )
-    tokens = _tokens(canvas, text[:, None])
-    logits, cache, _ = canvas.network.apply(
-        canvas.params, tokens, positions, cache, mask=valid, rows=at
-    )
-    return guided(canvas, logits, text.shape[:1]), cache
-
-
-def beside(canvas: Canvas, window: Window, texts: Array, cache: ArrayTree) -> Array:
-    """Makes a pass that reads only the window's places, and the cache for the rest:
-    texts [B, R, G] -> logits [B, R, W, V].
-
-    A shifted model takes the logits of a place from the token before it. This pass does
-    not read the token before the window, so the logits of the first place have no
-    meaning. That place was filled from the logits of `refresh`.
-    """
-    place = jnp.broadcast_to(
-        _inside(canvas, window)[:, None], (*texts.shape[:2], window.places.shape[1])
-    )
-    positions = canvas.start[:, None] + window.places
-    slots = jnp.arange(canvas.base.shape[1])
-    inside = (slots >= positions[:, :1]) & (slots <= positions[:, -1:])
-    tokens = jnp.tile(jnp.take_along_axis(texts, place, axis=2), (canvas.halves, 1, 1))
-    positions, own, seen = (
-        _for_all(canvas, a) for a in (positions, window.exists, canvas.valid & ~inside)
-    )
-    logits = canvas.network.beside(
-        canvas.params, tokens, positions, cache, own=own, mask=seen
-    )
-    if canvas.network.config.shifted:
-        logits = jnp.concatenate([logits[:, :, :1], logits[:, :, :-1]], axis=2)
-    return guided(canvas, logits, texts.shape[:1])
-
-
-def empty_cache(canvas: Canvas) -> ArrayTree:
-    """Returns an empty cache for all H B rows that the network reads."""
-    return canvas.network.empty_cache(canvas.rows, canvas.base.shape[1])
 
 
 def guided(canvas: Canvas, logits: Array, rows: tuple[int, ...]) -> Array:
@@ -94,12 +147,6 @@ def guided(canvas: Canvas, logits: Array, rows: tuple[int, ...]) -> Array:
     conditional, unconditional = logits
     scale = by_row(canvas.options.guidance, conditional)
     return unconditional + (scale + 1) * (conditional - unconditional)
-
-
-def _inside(canvas: Canvas, window: Window) -> Array:
-    """Returns [B, W], the places of the window. A place past the end of the text is
-    replaced by the last place, so that it can be an index."""
-    return jnp.minimum(window.places, canvas.places - 1)
 
 
 def _tokens(canvas: Canvas, texts: Array) -> Array:

@@ -1,10 +1,12 @@
-"""The stepwise rule, which decides which place is filled next, and with which token.
+"""The rule, which decides which places a step fills, and with which tokens.
 
-The rule looks at the earliest block that has a place to fill. There it takes the place
-whose token the model is most confident of; on a tie, the first such place. At
-temperature 0 the token of a place is the most probable one. Above 0, top-p and top-k
-leave some tokens, and the rule takes the token with the largest logit + temperature *
-Gumbel noise. Each step and place has noise of its own.
+The rule looks at the earliest block that has a place to fill. There it fills the place
+whose token the model is most confident of; on a tie, the first such place. With
+`per_step` it fills that many places. With a `threshold` it fills all places whose
+confidence is above the threshold, if these are enough. At temperature 0 the token of a
+place is the most probable one. Above 0, top-p and top-k leave some tokens, and the rule
+takes the token with the largest logit + temperature * Gumbel noise. Each step and place
+has noise of its own.
 
 The confidence in a place is measured as the published samplers measure it:
 
@@ -15,6 +17,7 @@ The confidence in a place is measured as the published samplers measure it:
   the temperature, top-p and top-k, in this order.
 - "random" is LLaDA's random remasking, which fills places in random order, whatever the
   model says.
+- "sequential" fills places from left to right, whatever the model says.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling.acceptance import at_least_float32
-from cspd_jax.masked.canvas import Canvas
+from cspd_jax.masked.canvas import Canvas, Window
 from cspd_jax.sampling import cut_top_k, cut_top_p, gumbel, most_probable
 
 Array = jax.Array
@@ -57,19 +60,6 @@ class Scores(NamedTuple):
 
     clean: Array
     drawn: Array
-
-
-class Choice(NamedTuple):
-    """The place that the rule takes, and its token.
-
-    index: [...] the place, as an index into the window.
-    token: [...] the token id for that place.
-    exists: [...] whether there was a place to fill.
-    """
-
-    index: Array  # type: ignore[assignment]
-    token: Array
-    exists: Array
 
 
 def candidates(
@@ -106,6 +96,8 @@ def drawn_from(
         noise = step_noise(canvas.keys, steps, places, logits.shape[-1], logits.dtype)
         noisy = noisy + by_row(options.temperature, logits) * noise
     tokens = most_probable(noisy)
+    if options.confidence == "sequential":
+        return Candidates(tokens, -places.astype(logits.dtype))
     if options.confidence == "random":
         return Candidates(tokens, place_noise(canvas.keys, steps, places, logits.dtype))
     confidence = MEASURES[options.confidence](
@@ -143,40 +135,57 @@ def place_noise(keys: Array | None, steps: Array, places: Array, dtype) -> Array
     return step_noise(of_places, steps, places, 1, dtype)[..., 0]
 
 
-def eligible(masked: Array, blocks: Array) -> Array:
-    """Returns [..., W], which masked places are in the earliest block that has a masked
-    place. `blocks` [..., W] numbers the block of each place.
+def eligible(masked: Array, window: Window) -> Array:
+    """Returns [..., W], which masked places a step may fill: places of the earliest
+    block that has a masked place. The arrays of the window have the shape of `masked`
+    [..., W].
 
     For example, masked [F, T, F, T] in blocks [0, 0, 1, 1] gives [F, T, F, F].
     """
-    first = jnp.min(jnp.where(masked, blocks, _NO_BLOCK), axis=-1, keepdims=True)
-    return masked & (blocks == first)
+    first = jnp.min(jnp.where(masked, window.blocks, _NO_BLOCK), axis=-1, keepdims=True)
+    open_places = masked & (window.blocks == first)
+    alone = open_places & window.alone
+    return jnp.where(jnp.any(alone, axis=-1, keepdims=True), alone, open_places)
 
 
-def choose(offered: Candidates, masked: Array, blocks: Array) -> Choice:
-    """Applies the rule to the candidates of places [..., W]. Returns one choice [...].
+def taken(
+    canvas: Canvas,
+    offered: Candidates,
+    masked: Array,
+    window: Window,
+    count: Array | int | None = None,
+) -> Array:
+    """Returns [..., W], which masked places a step fills.
 
     masked: [..., W] whether a place is still to be filled.
-    blocks: [..., W] the number of the block that each place is in.
+    window: the window, whose arrays have the shape of `masked`.
+    count: the number of places, which can be an array [..., 1]; None as the options
+        say.
     """
-    open_places = eligible(masked, blocks)
-    index = jnp.argmax(
-        jnp.where(open_places, _finite(offered.confidence), -jnp.inf), axis=-1
-    )
-    token = jnp.take_along_axis(offered.tokens, index[..., None], axis=-1)[..., 0]
-    return Choice(index, token, jnp.any(masked, axis=-1))
+    open_places = eligible(masked, window)
+    if count is not None:
+        return surest(offered, open_places, count)
+    options = canvas.options
+    chosen = surest(offered, open_places, options.per_step)
+    if options.threshold is None:
+        return chosen
+    least = by_row(options.threshold, offered.confidence)
+    if options.confidence in ("clean", "probability"):
+        least = jnp.log(least)
+    sure = open_places & (offered.confidence > least)
+    enough = jnp.sum(sure, axis=-1, keepdims=True) >= options.per_step
+    return jnp.where(enough, sure, chosen)
 
 
-def surest(offered: Candidates, open_places: Array, count: Array) -> Array:
+def surest(offered: Candidates, open_places: Array, count: Array | int) -> Array:
     """Returns bool [..., W], true at the `count` most confident open places [..., W];
     on a tie, the first place counts as more confident."""
-    falling = jnp.argsort(
-        jnp.where(open_places, -_finite(offered.confidence), jnp.inf),
-        axis=-1,
-        stable=True,
-    )
-    rank = jnp.argsort(falling, axis=-1)
-    return open_places & (rank < count)
+    falling = jnp.where(open_places, -_finite(offered.confidence), jnp.inf)
+    if isinstance(count, int) and count == 1:
+        first = jnp.argmin(falling, axis=-1, keepdims=True)
+        return open_places & (jnp.arange(falling.shape[-1]) == first)
+    order = jnp.argsort(falling, axis=-1, stable=True)
+    return open_places & (jnp.argsort(order, axis=-1) < count)
 
 
 def _finite(confidence: Array) -> Array:
@@ -193,7 +202,7 @@ def uses_tempered(canvas: Canvas) -> bool:
     """Returns whether `tempered` logits are needed: for top-p, for top-k, or for one of
     Dream's confidences."""
     cuts = canvas.options.top_p is not None or canvas.options.top_k is not None
-    return cuts or canvas.options.confidence not in ("clean", "random")
+    return cuts or canvas.options.confidence in ("probability", "margin", "entropy")
 
 
 def tempered(canvas: Canvas, logits: Array) -> Array:

@@ -1,20 +1,10 @@
 """The table of texts that one pass reads. Each text is a set of drafted moves: the
 places of these moves are filled, and all others are left as they are.
 
-The logits of a text rank its open places in the order in which the rule would take
-them, and rank the tokens of each place by probability. A drafted move is a pair (rank
-of the place, number of the token), counted from 0. The move (0, 0), the first place
-with its first token, is the certain move, which every text of the table has.
-
-A walk starts at the text with the certain move alone. At each text the rule names the
-next move. If the table has the text with that move added, the walk goes on to it. So
-the walk visits texts of stepwise decoding, for as long as the table has them.
-
-For example, let the table be {}, {(1, 0)}, {(2, 0)}, {(1, 0), (2, 0)}, named texts 0 to
-3, and let the ranks 0, 1, 2 be the places 5, 2, 7. Text 0 has place 5 filled, text 2
-has 5 and 7, text 3 has 5, 2 and 7. If the rule at text 0 takes place 7 with its first
-token, `after[0, 2, 0]` = 2 sends the walk to text 2. If the rule at text 2 takes place
-2 with its first token, `after[2, 1, 0]` = 3 sends the walk to text 3, where it ends.
+The logits of a text draft the steps that the rule would take after it, and rank the
+tokens of each place by probability. A move is a pair (rank of the step, from 1 on;
+number of the token, from 0 on): it fills the place of the step with that token. The
+first text of a table has no moves. The walk over the texts is in `speculative`.
 
 The chain of prefixes is the table {}, {(1, 0)}, {(1, 0), (2, 0)}, ...
 """
@@ -50,9 +40,8 @@ BEYOND: Move = (-1, -1)  # a move that no table has
 class MoveSets:
     """The table of R texts that a pass reads.
 
-    texts: for each text, its moves after the certain one, by rank. The first text has
-        none. For every other text, an earlier text of the table has all of its moves
-        but one.
+    texts: for each text, its moves by rank. The first text has none. For every other
+        text, an earlier text of the table has all of its moves but one.
     """
 
     texts: tuple[MoveSet, ...]
@@ -88,39 +77,20 @@ class MoveSets:
 
     @functools.cached_property
     def sizes(self) -> np.ndarray:
-        """[R] the number of moves that each text has after the certain one."""
+        """[R] the number of moves that each text has."""
         return np.array([len(text) for text in self.texts], np.int32)
 
     @functools.cached_property
     def members(self) -> np.ndarray:
         """[R, ranks + 1] the number of the token that a text has at the place of each
-        rank; -1 where the text leaves that place open.
+        rank; -1 where the text leaves that place as it is. No step has rank 0.
 
-        The text {(2, 1)} of a table with ranks = 2 has the row [0, -1, 1].
+        The text {(2, 1)} of a table with ranks = 2 has the row [-1, -1, 1].
         """
         table = np.full((len(self.texts), self.ranks + 1), -1, np.int32)
-        table[:, 0] = 0  # the certain move
         for row, text in enumerate(self.texts):
             for rank, which in text:
                 table[row, rank] = which
-        return table
-
-    @functools.cached_property
-    def after(self) -> np.ndarray:
-        """[R, ranks + 1, tokens] the number of the text that has one move more; -1 if
-        the table does not have that text.
-
-        `after[i, rank, which]` is the text with the moves of text i and (rank, which).
-        In the chain {}, {(1, 0)}, {(1, 0), (2, 0)}, `after[0, 1, 0]` is 1, `after[1, 2,
-        0]` is 2, and all other entries are -1.
-        """
-        number = {text: i for i, text in enumerate(self.texts)}
-        table = np.full((len(self.texts), self.ranks + 1, self.tokens), -1, np.int32)
-        for text, i in number.items():
-            for move in text:
-                before = number.get(tuple(other for other in text if other != move))
-                if before is not None:
-                    table[before, *move] = i
         return table
 
     def within(self, most: int) -> MoveSets:
@@ -137,7 +107,7 @@ class MoveSets:
 
 
 def prefixes(gamma: int) -> MoveSets:
-    """Returns the chain of prefixes with up to `gamma` moves after the certain one.
+    """Returns the chain of prefixes with up to `gamma` moves.
 
     `prefixes(2).texts` is ((), ((1, 0),), ((1, 0), (2, 0))).
     """
@@ -192,7 +162,7 @@ def _rounds(sets: MoveSets, runs: Sequence[Run]) -> tuple[int, list[Sequence[Mov
     """Returns the number of rounds that the runs take with a table, and the walks of
     these rounds.
 
-    A round makes its certain move and the moves of its walk. For example, a run of two
+    A round makes the moves of its walk and one more. For example, a run of two
     steps, [[(1, 0), (2, 0)], [(1, 0)]], takes 2 rounds with the table {}, {(1, 0)}: the
     first round makes the move (1, 0) after the certain one, and the second one has only
     the last move left.

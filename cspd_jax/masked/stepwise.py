@@ -1,5 +1,5 @@
-"""Stepwise decoding, which fills one place per step and is the reference; and the
-published schedules, which fill several places per step."""
+"""Stepwise decoding, which takes one step of the rule per pass and is the reference.
+The schedules that were published with LLaDA and Dream fill several places per step."""
 
 from __future__ import annotations
 
@@ -9,26 +9,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from chex import ArrayTree
 
 from cspd_jax.info import Calls, Counts, Exactness, add
 from cspd_jax.masked import passes
-from cspd_jax.masked.canvas import Canvas, Window, fill, is_masked, window_at
-from cspd_jax.masked.rule import candidates, choose, eligible, surest
+from cspd_jax.masked.canvas import Canvas, fill, is_masked, window_at
+from cspd_jax.masked.rule import candidates, taken
 
 Array = jax.Array
 
 
-def count_calls(
-    *, whole: Array | int = 0, block: Array | int = 0, rows: int = 0
-) -> dict[str, Calls]:
-    """Counts network passes of two kinds: "whole" passes read everything, and "block"
-    passes read one block and the cache. Each pass reads `rows` texts."""
-    counts = {
-        "whole": jnp.asarray(whole, jnp.int32),
-        "block": jnp.asarray(block, jnp.int32),
-    }
-    return {name: Calls(passes, passes * rows) for name, passes in counts.items()}
+def count_calls(canvas: Canvas, passes: int, rows: int) -> dict[str, Calls]:
+    """Counts passes of the network, each over `rows` texts. A "block" pass reads a few
+    blocks of these texts, and a "whole" pass reads everything."""
+    name = "block" if canvas.network.config.block else "whole"
+    return {name: Calls(jnp.int32(passes), jnp.int32(passes * rows))}
 
 
 class StepState(NamedTuple):
@@ -36,15 +30,15 @@ class StepState(NamedTuple):
 
     text: [B, G] tokens, with the mask's id at places to be filled.
     steps: [B, G] the step at which each place was filled.
-    step: [] the number of steps taken.
-    cache: the stored keys and values; None without a cache.
+    step: [B] the number of steps taken.
+    stored: the stored blocks; None for a model that sees the whole text.
     counts: the counts of all steps so far.
     """
 
     text: Array
     steps: Array
     step: Array
-    cache: ArrayTree
+    stored: passes.Stored | None
     counts: Counts
 
     @property
@@ -59,10 +53,13 @@ class Steps:
     """Decoding by steps of the rule, or by the steps of a schedule.
 
     quotas: [S] the number of places that each step of a schedule fills. With None,
-        each step fills one place by the rule.
+        each step fills places by the rule.
+    ahead: whether a pass reads one block more than the first one that is not stored
+        (static).
     """
 
     quotas: Array | None = None
+    ahead: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def claim(self) -> Exactness:
@@ -73,91 +70,61 @@ class Steps:
             False, "places that are filled in one step do not see each other"
         )
 
+    def width(self, canvas: Canvas) -> int:
+        """Returns the number of places that a pass gives logits for."""
+        config = canvas.network.config
+        if not config.block:
+            return canvas.block
+        # A shifted model needs the block before the one that it fills.
+        return config.block * (2 if self.ahead or config.shifted else 1)
+
     def begin(self, canvas: Canvas) -> StepState:
         """Returns the state before the first step."""
+        rows = len(canvas.start)
+        nothing = jnp.zeros((rows, 0), jnp.int32)
+        by_row = jnp.zeros(rows, jnp.int32)
         return StepState(
             text=canvas.empty(),
-            steps=jnp.zeros((len(canvas.start), canvas.places), jnp.int32),
-            step=jnp.int32(0),
-            cache=passes.empty_cache(canvas) if canvas.cached else None,
-            counts=_took(canvas, 0, count_calls()),
+            steps=jnp.zeros((rows, canvas.places), jnp.int32),
+            step=by_row,
+            stored=passes.begin(canvas),
+            counts=Counts(by_row, nothing, nothing, by_row, count_calls(canvas, 0, 0)),
         )
 
     def unfinished(self, canvas: Canvas, state: StepState) -> Array:
-        """Returns whether another step is to be taken. The last steps of a schedule may
-        fill nothing."""
-        return state.step < (canvas.places if self.quotas is None else len(self.quotas))
+        """Returns [B], whether another step is to be taken. The last steps of a
+        schedule may fill nothing."""
+        if self.quotas is not None:
+            return state.step < len(self.quotas)
+        return jnp.any(state.text == canvas.mask_id, axis=1)
 
     def advance(self, canvas: Canvas, state: StepState) -> StepState:
-        """Takes one step, and adds its counts to the state's counts."""
-        if self.quotas is None:
-            next_state, happened = run_step(canvas, state)
-        else:
-            next_state, happened = scheduled_step(canvas, self.quotas, state)
-        return next_state._replace(
-            step=state.step + 1, counts=add(state.counts, happened)
+        """Takes one step, and adds its counts to the state's counts. A step that only
+        stores a block fills nothing and has no number."""
+        before = state.text
+        reached = None if state.stored is None else state.stored.end
+        window = window_at(canvas, before, self.width(canvas), reached)
+        logits, fresh = passes.read(canvas, window, before[:, None], state.stored)
+        offered = candidates(canvas, logits[:, 0], window.places, state.step)
+        masked = is_masked(canvas, window, before)
+        quota = None if self.quotas is None else self.quotas[state.step][:, None]
+        chosen = taken(canvas, offered, masked, window, quota)
+        text = fill(before, window.places, offered.tokens, chosen)
+        going_on = self.unfinished(canvas, state)
+        filled = jnp.any(chosen, axis=1) | (self.quotas is not None)
+        # Nothing is drafted, so the other counts are 0.
+        happened = state.counts._replace(
+            rounds=going_on.astype(jnp.int32),
+            calls=count_calls(canvas, 1, canvas.rows),
         )
-
-
-def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, Counts]:
-    """Fills one place of every row by the rule. Returns the next state and the counts
-    of this step."""
-    window = window_at(canvas, state.text, canvas.block)
-    begins = state.step % canvas.block == 0
-    if canvas.cached:
-        logits, cache = _cached_pass(canvas, window, state.text, state.cache, begins)
-        calls = count_calls(whole=begins, block=~begins, rows=canvas.rows)
-    else:
-        logits = passes.whole(canvas, window, state.text[:, None])[:, 0]
-        cache = None
-        calls = count_calls(whole=1, rows=canvas.rows)
-    steps = jnp.full(len(state.text), state.step)
-    offered = candidates(canvas, logits, window.places, steps)
-    to_fill = is_masked(canvas, window, state.text)
-    # Only the pass at the beginning of a block gives a shifted model the logits of the
-    # block's first place, so that place is filled first.
-    if canvas.cached and canvas.network.config.shifted:
-        to_fill &= ~begins | (jnp.arange(canvas.block) == 0)
-    choice = choose(offered, to_fill, window.blocks)
-    place = jnp.take_along_axis(window.places, choice.index[:, None], axis=1)
-    exists = choice.exists[:, None]
-    next_state = state._replace(
-        text=fill(state.text, place, choice.token[:, None], exists),
-        steps=fill(state.steps, place, state.step, exists),
-        cache=cache,
-    )
-    return next_state, _took(canvas, 1, calls)
-
-
-def scheduled_step(
-    canvas: Canvas, quotas: Array, state: StepState
-) -> tuple[StepState, Counts]:
-    """Fills the quotas[step] most confident places of every row at once, from one pass.
-    Returns the next state and the counts of this step.
-
-    quotas: [S] the number of places that each step fills.
-
-    This is lossy, because places that are filled together do not see each other.
-    """
-    window = window_at(canvas, state.text, canvas.block)
-    steps = jnp.full(len(state.text), state.step)
-    logits = passes.whole(canvas, window, state.text[:, None])[:, 0]
-    offered = candidates(canvas, logits, window.places, steps)
-    open_places = eligible(is_masked(canvas, window, state.text), window.blocks)
-    chosen = surest(offered, open_places, quotas[state.step])
-    next_state = state._replace(
-        text=fill(state.text, window.places, offered.tokens, chosen),
-        steps=fill(state.steps, window.places, state.step, chosen),
-    )
-    return next_state, _took(canvas, 1, count_calls(whole=1, rows=canvas.rows))
-
-
-def _took(canvas: Canvas, steps: int, calls: dict[str, Calls]) -> Counts:
-    """Returns the counts of this many steps, which draft nothing."""
-    rows = len(canvas.start)
-    nothing = jnp.zeros((rows, 0), jnp.int32)
-    by_row = jnp.full(rows, steps, jnp.int32)
-    return Counts(by_row, nothing, nothing, jnp.zeros_like(by_row), calls)
+        only = jnp.zeros_like(state.step)  # the number of the only text of the pass
+        return StepState(
+            text=text,
+            steps=fill(state.steps, window.places, state.step[:, None], chosen),
+            step=state.step + filled,
+            stored=passes.keep(canvas, window, state.stored, fresh, only, before, text),
+            counts=add(state.counts, happened),
+        )
 
 
 def llada_quotas(places: int, block: int, steps: int) -> np.ndarray:
@@ -195,19 +162,3 @@ def dream_quotas(places: int, steps: int) -> np.ndarray:
         quotas.append(quota)
         left -= quota
     return np.array(quotas, np.int32)
-
-
-def _cached_pass(
-    canvas: Canvas, window: Window, text: Array, cache: ArrayTree, begins: Array
-) -> tuple[Array, ArrayTree]:
-    """Returns logits [B, W, V] and the cache. The pass reads everything and stores keys
-    and values if `begins` is true; otherwise it reads the block alone."""
-
-    def at_the_beginning(cache):
-        return passes.refresh(canvas, window, text, cache, jnp.ones(len(text), bool))
-
-    def inside(cache):
-        return passes.beside(canvas, window, text[:, None], cache)[:, 0], cache
-
-    with jax.named_scope("refresh"):
-        return jax.lax.cond(begins, at_the_beginning, inside, cache)

@@ -84,26 +84,30 @@ def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array
 def attend_beside(
     q: Array, k: Array, v: Array, slots: tuple[Array, Array], own: Array, seen: Array
 ) -> Array:
-    """Returns the attention, [B * R, Q, H, Dh], of R versions of the same tokens. Each
-    version sees its own tokens and the stored slots.
+    """Returns the attention, [B * R, Q, H, Dh], of R versions of the same tokens. A
+    token sees tokens of its own version and stored slots.
+
+    The keys of a version have the same place in its sums, whatever its number. So all
+    versions round alike.
 
     q: [B R, Q, H, Dh] the queries of all versions.
     k, v: [B R, Q, kv_heads, Dh] the keys and values of all versions.
     slots: [B, kv_heads, K, Dh] the stored keys and values, which are read where they
         lie and not once for each version.
-    own: [B, Q] bool, which tokens of its version a token sees.
-    seen: [B, K] bool, which slots a token sees.
+    own: [B, Q, Q] bool, which tokens of its version a token sees.
+    seen: [B, K] bool, which slots all tokens see.
     """
     keys, values = slots
     batch, kv_heads, _, dim = keys.shape
     length, heads = q.shape[1:3]
+    group = heads // kv_heads
     wide = jnp.promote_types(q.dtype, jnp.float32)
     # Heads come before versions, so that one product multiplies all versions with the
     # stored keys.
-    rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(
-        0, 3, 1, 4, 2, 5
+    rows = q.reshape(batch, -1, length, kv_heads, group, dim)
+    rows = rows.transpose(0, 3, 1, 4, 2, 5).reshape(
+        batch, kv_heads, -1, group * length, dim
     )
-    rows = rows.reshape(batch, kv_heads, -1, heads // kv_heads * length, dim)
     k, v = (
         a.reshape(batch, -1, length, kv_heads, dim).transpose(0, 3, 1, 2, 4)
         for a in (k, v)
@@ -111,25 +115,24 @@ def attend_beside(
     of_stored = jnp.einsum("bhvrd,bhkd->bhvrk", rows, keys, preferred_element_type=wide)
     of_fresh = jnp.einsum("bhvrd,bhvkd->bhvrk", rows, k, preferred_element_type=wide)
     scores = jnp.concatenate([of_stored, of_fresh], axis=-1)
-    visible = jnp.concatenate([seen, own], axis=1)[:, None, None, None]
+    own = jnp.tile(own, (1, group, 1))
+    seen = jnp.broadcast_to(seen[:, None], (*own.shape[:2], seen.shape[1]))
+    visible = jnp.concatenate([seen, own], axis=2)[:, None, None]
     scores = jnp.where(visible, scores * dim**-0.5, jnp.finfo(wide).min)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(weights, axis=-1, keepdims=True)
     stored, fresh = jnp.split(weights.astype(v.dtype), [keys.shape[2]], axis=-1)
     out = jnp.einsum("bhvrk,bhkd->bhvrd", stored, values, preferred_element_type=wide)
     out = out + jnp.einsum("bhvrk,bhvkd->bhvrd", fresh, v, preferred_element_type=wide)
-    out = (
-        (out / total)
-        .astype(q.dtype)
-        .reshape(batch, kv_heads, -1, heads // kv_heads, length, dim)
-    )
+    out = (out / total).astype(q.dtype)
+    out = out.reshape(batch, kv_heads, -1, group, length, dim)
     return out.transpose(0, 2, 4, 1, 3, 5).reshape(-1, length, heads, dim)
 
 
 class Beside(NamedTuple):
-    """What a token sees in a pass that stores nothing.
+    """What a token sees in a pass over R versions of the same tokens.
 
-    own: [B, Q] bool, which tokens of its own version it sees.
+    own: [B, Q, Q] bool, which tokens of its own version it sees.
     seen: [B, K] bool, which slots of the cache it sees.
     """
 

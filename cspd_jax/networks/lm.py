@@ -83,6 +83,9 @@ class LMConfig:
     max_positions: the length for which the model was made.
     causal: whether a token sees only itself and the tokens before it; False for
         masked-diffusion models.
+    block: the number of tokens in a block of a masked-diffusion model that is causal
+        between blocks: a token sees its own block and the blocks before it. It is 0 if
+        a token sees the whole text.
     shifted: whether the hidden state i - 1 of a masked-diffusion model predicts the
         token at position i, as in Dream.
     bos_ids: the ids that begin a text; possibly none.
@@ -117,6 +120,7 @@ class LMConfig:
     rope_original_positions: int = 8192
     tie_embeddings: bool = False
     causal: bool = True
+    block: int = 0
     shifted: bool = False
     bos_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
@@ -143,13 +147,22 @@ class LMConfig:
     def qk_norm(self) -> bool:
         """Whether each head's query and key are normalised before they are rotated, as
         Qwen3 does."""
-        return self.family == "qwen3"
+        return self.family in ("qwen3", "sdar")
 
     @property
     def rotary_dim(self) -> int:
         """The number of dimensions of a head that are rotated. They are the first
         ones."""
         return int(self.rotary_share * self.head_dim)
+
+    def last_seen(self, positions: Array) -> Array | None:
+        """Returns the last position that a token at each of the positions [...] sees;
+        None if it sees the whole text."""
+        if self.causal:
+            return positions
+        if self.block:
+            return (positions // self.block + 1) * self.block - 1
+        return None
 
 
 def frequencies(config: LMConfig) -> np.ndarray:
@@ -258,7 +271,7 @@ class Attention(nn.Module):
         packed: Packing | None = None,
     ):
         """Maps x [B, Q, D] to ([B, Q, D], the updated slots). Without slots, x attends
-        to itself.
+        to itself. With `Beside`, the keys and values of x take the place of the slots.
 
         packed: says which tokens of [B, Q] x has, if x is packed as [1, N, D].
         """
@@ -284,7 +297,8 @@ class Attention(nn.Module):
         if packed is not None:
             q, k, v = map(packed.unpack, (q, k, v))
         if isinstance(visible, Beside):
-            out = attend_beside(q, k, v, slots, *visible)  # type: ignore[arg-type]  # versions stand beside a cache
+            out = attend_beside(q, k, v, slots, *visible)
+            slots = k, v
         elif slots is None:
             out = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible)
         else:
@@ -412,7 +426,8 @@ class Transformer(nn.Module):
         x: [B, Q, D] embeddings.
         positions: [B, Q] the position of each token.
         visible: which slots each token sees, bool [B or 1, Q or 1, K]; without a cache,
-            which tokens; None for all. A `Beside` makes a pass that stores nothing.
+            which tokens; None for all. With a `Beside`, nothing is stored, and the
+            second result has the keys and values of x alone.
         rows: [B, R] indices into Q. If they are given, the first result is [B, R, D].
         places: [B, Q] the slots that store the tokens, by default the slots of their
             positions.
@@ -490,7 +505,6 @@ class LM:
         positions: Array,
         cache: Cache,
         *,
-        mask: Array | None = None,
         rows: Array | None = None,
         entering: tuple[int, ...] = (),
     ) -> Pass:
@@ -498,40 +512,35 @@ class LM:
         tokens in it.
 
         A token of a causal model sees the slots at positions up to its own, including
-        tokens of this call. A token of any other model sees every slot. The positions
-        of one row differ from each other.
+        tokens of this call. If the model is causal between blocks, it sees the slots up
+        to the end of its block, which have to be filled. A token of any other model
+        sees every slot. The positions of one row differ from each other.
 
         tokens: [B, Q] ids.
         positions: [B, Q] the position of each token. Tokens at positions outside
             0..max_len - 1 are padding: they are not stored, and their logits are finite
             and meaningless.
-        mask: [B, max_len] bool, false hides a slot from all tokens.
         rows: [B, R] indices into Q. If they are given, only their logits are computed,
             [B, R, V].
         entering: S layers. The hidden states that enter these layers are returned, too.
         """
 
-        def run(params, tokens, positions, cache, mask):
-            visible = cache.seen_from(positions) if self.config.causal else None
+        def run(params, tokens, positions, cache):
+            last = self.config.last_seen(positions)
+            visible = None if last is None else cache.seen_from(last)
             return self._run(
-                params,
-                tokens,
-                positions,
-                _and(visible, mask),
-                cache,
-                rows,
-                entering=entering,
+                params, tokens, positions, visible, cache, rows, entering=entering
             )
 
-        def run_padded(params, tokens, positions, cache, mask):
+        def run_padded(params, tokens, positions, cache):
             padding = ((0, 0), (0, FEWEST_ROWS - 1))
             tokens = jnp.pad(tokens, padding)
             positions = jnp.pad(positions, padding, constant_values=cache.max_len)
-            logits, cache, states = run(params, tokens, positions, cache, mask)
+            logits, cache, states = run(params, tokens, positions, cache)
             first = lambda a: a[:, :1]
             return Pass(first(logits), cache, jax.tree.map(first, states))
 
-        operands = params, tokens, positions, cache, mask
+        operands = params, tokens, positions, cache
         if tokens.size > 1 or rows is not None:
             return run(*operands)
         return by_device(*operands, cpu=run, accelerator=run_padded)
@@ -672,7 +681,8 @@ class LM:
         if self.config.shifted:
             wanted = jnp.broadcast_to(steps, tokens.shape) if rows is None else rows
             rows = jnp.maximum(wanted - 1, 0)
-        visible = (steps <= steps[:, None])[None] if self.config.causal else None
+        last = self.config.last_seen(steps)
+        visible = None if last is None else (steps <= last[:, None])[None]
         if mask is not None:
             # A hidden token gets the weight 0, but 0 times NaN is NaN.
             tokens = jnp.where(mask, tokens, 0)
@@ -688,31 +698,51 @@ class LM:
         positions: Array,
         cache: Cache,
         *,
-        own: Array,
-        mask: Array,
-    ) -> Array:
-        """Reads R versions of the tokens at the same positions, and returns their
-        logits [B, R, Q, V]. Nothing is stored.
+        seen: Array,
+    ) -> tuple[Array, Cache]:
+        """Reads R versions of the tokens at the same positions. Returns their logits
+        [B, R, Q, V], and their keys and values, which `store` stores.
 
-        This is for models without a causal mask. The logits at i come from the hidden
-        state i, even if the model is shifted.
+        This is for models that are causal between blocks. A token sees the tokens of
+        its version up to the end of its block.
 
         tokens: [B, R, Q] the ids of each version.
-        positions: [B, Q] the position of each token.
-        own: [B, Q] bool, which tokens of its own version a token sees.
-        mask: [B, max_len] bool, which slots of the cache a token sees. It should hide
+        positions: [B, Q] the position of each token. Tokens at positions from max_len
+            on are padding, which no token sees.
+        seen: [B, max_len] bool, which slots of the cache a token sees. It should hide
             the slots of these positions.
         """
         versions = tokens.shape[1]
-        flat = tokens.reshape(-1, tokens.shape[2])
-        logits = self._run(
+        block = positions // self.config.block
+        own = (block[:, None] <= block[:, :, None]) & (positions < cache.max_len)[
+            :, None
+        ]
+        logits, fresh, _ = self._run(
             params,
-            flat,
+            tokens.reshape(-1, tokens.shape[2]),
             jnp.repeat(positions, versions, axis=0),
-            Beside(own, mask),
+            Beside(own, seen),
             cache,
-        ).logits
-        return logits.reshape(*tokens.shape, -1)
+        )
+        return logits.reshape(*tokens.shape, -1), fresh
+
+    def store(
+        self, cache: Cache, fresh: Cache, version: Array, positions: Array
+    ) -> Cache:
+        """Writes the keys and values of one version of each row into the cache.
+
+        fresh: the keys and values that `beside` returned.
+        version: [B] the number of the version.
+        positions: [B, Q] the positions of the tokens. Tokens at positions from max_len
+            on are not stored.
+        """
+        rows = jnp.arange(len(version))
+
+        def stored(slots: Array, new: Array) -> Array:
+            of_row = new.reshape(len(version), -1, *new.shape[1:])
+            return write(slots, of_row[rows, version], positions)
+
+        return jax.tree.map(stored, cache, fresh)
 
     def _run(self, params: ArrayTree, *args, **kwargs) -> Pass:
         return self._applied(Transformer.__call__, params, *args, **kwargs)

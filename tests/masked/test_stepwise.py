@@ -1,5 +1,5 @@
 """The reference of masked-diffusion decoding: the rule by hand, as Dream and LLaDA
-publish it, with its cache, its draws and its schedules."""
+publish it, with their draws and schedules, and as SDAR and Fast-dLLM v2 decode."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from masked_models import MASK, PLACES, V, canvas, reference, run
 
 from cspd_jax.audit import FALSE_ALARM, counts_p_value
 from cspd_jax.masked import passes, stepwise
-from cspd_jax.masked.canvas import window_at
-from cspd_jax.masked.rule import candidates, choose
+from cspd_jax.masked.canvas import Window, window_at
+from cspd_jax.masked.rule import candidates, taken
 from cspd_jax.masked.stepwise import Steps
 from cspd_jax.sampling import gumbel
 
@@ -28,12 +28,6 @@ def forward(network, params, tokens):
     return network.forward(params, tokens[None])[0]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def apply(network, params, tokens, positions, cache):
-    logits, cache, _ = network.apply(params, tokens[None], positions[None], cache)
-    return logits[0], cache
-
-
 @jax.jit
 def noise(key, step, place):
     return gumbel(
@@ -41,53 +35,39 @@ def noise(key, step, place):
     )
 
 
-def block_logits(c, prompt, text, first, last, begins, cache):
-    """Logits of places first..last - 1 [last - first, V], and the cache; a shifted
-    model's hidden state i - 1 tells of place i, and inside a block a cached pass has
-    none for its first place."""
-    network = c.network
-    start = len(prompt)
-    shift = int(c.network.config.shifted)
-    tokens = np.concatenate([prompt, text])
-    if not c.cached:
-        return np.array(forward(network, c.params, tokens))[
-            start + first : start + last
-        ], None
-    if begins:
-        cache = network.empty_cache(1, len(tokens))
-        logits, cache = apply(network, c.params, tokens, np.arange(len(tokens)), cache)
-        return np.array(logits)[start + first - shift : start + last - shift], cache
-    own = slice(start + first, start + last)
-    logits, _ = apply(
-        network, c.params, tokens[own], np.arange(len(tokens))[own], cache
-    )
-    return np.roll(logits, shift, axis=0), cache
-
-
 def by_hand(c, row):
-    """The stepwise rule in numpy for one row, one pass and one place at a time: text
-    and order."""
+    """The rule in numpy for one row, one step at a time, with passes over all tokens
+    that a place sees: text and steps."""
+    config = c.network.config
     start = int(c.start[row])
+    origin = start if config.block else 0
     prompts = [np.asarray(c.base[row, :start])] + [np.full(start, MASK)] * (
         c.options.guidance is not None
     )
     text = np.full(c.places, MASK)
     order = np.zeros(c.places, int)
-    caches = [None] * len(prompts)
-    for step in range(c.places):
-        first = np.argmax(text == MASK) // c.block * c.block
-        last = min(first + c.block, c.places)
-        begins = np.all(text[first:last] == MASK)
-        logits = []
-        for i, prompt in enumerate(prompts):
-            found, caches[i] = block_logits(
-                c, prompt, text, first, last, begins, caches[i]
-            )
-            logits.append(found)
+    step = 0
+    while np.any(text == MASK):
+        first = np.argmax(text == MASK)
+        of_block = (np.arange(c.places) + origin) // c.block
+        places = np.flatnonzero((text == MASK) & (of_block == of_block[first]))
+        # The last column that these places see, and one.
+        end = start + c.places
+        if config.block:
+            end = min(end, ((start + first) // config.block + 1) * config.block)
+        if config.block and config.shifted and (start + first) % config.block == 0:
+            places = [first]
+        logits = [
+            np.array(forward(c.network, c.params, np.concatenate([p, text])[:end]))[
+                start:
+            ]
+            for p in prompts
+        ]
         if len(prompts) == 2:
             logits = [logits[1] + (c.options.guidance + 1) * (logits[0] - logits[1])]
-        best = -1.0
-        for place, of_place in zip(range(first, last), np.array(logits[0])):
+        found = []
+        for place in places:
+            of_place = np.array(logits[0][place])
             of_place[[MASK, V - 1]] = -np.inf
             probs = softmax(of_place)
             if c.keys is not None:
@@ -95,17 +75,13 @@ def by_hand(c, row):
                     noise(c.keys[row], step, place)
                 )
             token = np.argmax(of_place)
-            only_first = c.cached and c.network.config.shifted and begins
-            if (
-                text[place] == MASK
-                and probs[token] > best
-                and (place == first or not only_first)
-            ):
-                best = probs[token]
-                where = place
-                what = token
-        text[where] = what
-        order[where] = step
+            found.append((probs[token], place, token))
+        found.sort(key=lambda each: -each[0])
+        sure = sum(p > (c.options.threshold or np.inf) for p, *_ in found)
+        for _, place, token in found[: max(sure, c.options.per_step)]:
+            text[place] = token
+            order[place] = step
+        step += 1
     return text, order
 
 
@@ -114,31 +90,44 @@ def softmax(x):
     return e / e.sum()
 
 
-@pytest.mark.quick("dream-False-0.8-None")
-@pytest.mark.parametrize(
-    "family, cached, temperature, guidance",
-    [
-        ("dream", False, 0.8, None),
-        ("llada", False, 0.8, 0.7),
-        ("llada", True, 0.8, None),
-        ("dream", True, 0.0, 0.7),
-    ],
-)
-def test_the_reference_is_the_rule(family, cached, temperature, guidance):
+RULES = {
+    "dream, sampled": ("dream", {"temperature": 0.8}),
+    "llada, sampled, guided": ("llada", {"temperature": 0.8, "guidance": 0.7}),
+    "llada, two or more": ("llada", {"per_step": 2, "threshold": 0.5}),
+    "sdar, guided": ("sdar", {"guidance": 0.7}),
+    "sdar, sampled, static": ("sdar", {"temperature": 0.8, "per_step": 2}),
+    "sdar, dynamic": ("sdar", {"threshold": 0.4}),
+    "fast": ("fast", {}),
+    "fast, sampled, threshold": ("fast", {"temperature": 0.8, "threshold": 0.4}),
+}
+
+
+@pytest.mark.quick("dream, sampled", "sdar, dynamic", "fast, sampled, threshold")
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_reference_is_the_rule(rule, ahead):
     """Noise of the step and the place; confidence without it; a prompt that guidance
-    hides; stale keys of other blocks."""
-    c = canvas(family, cached=cached, temperature=temperature, guidance=guidance)
-    found = reference(family, cached=cached, temperature=temperature, guidance=guidance)
+    hides, or that ends in a block; several places per step; passes that only store."""
+    family, options = RULES[rule]
+    c = canvas(family, **options)
+    block = c.network.config.block
+    if ahead and not block:
+        return
+    found = run(c, Steps(ahead=ahead))
     for row in range(2):
         chex.assert_trees_all_equal(
             (found.text[row], found.steps[row]), by_hand(c, row)
         )
-    whole, in_block = (
-        found.counts.calls[name].sequential for name in ("whole", "block")
-    )
-    rows = sum(calls.rows for calls in found.counts.calls.values())
-    assert whole == (3 if cached else PLACES) and whole + in_block == PLACES
-    assert rows == PLACES * 8 * (1 if guidance is None else 2)
+    (calls,) = found.counts.calls.values()
+    steps = np.max(found.steps, axis=1) + 1
+    if not block:
+        assert calls.sequential == steps.max()
+    else:
+        ends = (np.asarray(c.start) + PLACES - 1) // block
+        stored = ends - np.asarray(c.start) // block
+        only = 0 if ahead or c.network.config.shifted else stored
+        assert calls.sequential == np.max(steps + only)
+    assert calls.rows == calls.sequential * 8 * c.halves
 
 
 @pytest.mark.slow
@@ -151,7 +140,7 @@ def test_noise_without_its_step_differs():
         state = Steps().begin(c)
         # Every step counts as the first one, so its noise comes again.
         for _ in range(PLACES):
-            state = one_step(c, state._replace(step=jnp.int32(0)))
+            state = one_step(c, state._replace(step=jnp.zeros_like(state.step)))
         differ += np.any(np.asarray(state.text) != run(c).text)
     assert differ
 
@@ -240,7 +229,9 @@ def test_the_law_of_drawn_places(confidence, scale):
         offered = candidates(
             c, jnp.broadcast_to(logits, (rows, WIDTH, V)), places, jnp.zeros(rows, int)
         )
-        return choose(offered, jnp.ones((rows, WIDTH), bool), 0 * places).index
+        none = jnp.zeros((rows, WIDTH), bool)
+        window = Window(places, ~none, 0 * places, none)
+        return jnp.argmax(taken(c, offered, ~none, window), axis=1)
 
     counts = np.bincount(np.asarray(chosen(c)), minlength=WIDTH)
     if confidence == "random":

@@ -37,8 +37,11 @@ LLADA = LMConfig(
 DREAM = dataclasses.replace(
     LLADA, family="Dream", shifted=True, kv_heads=1, qkv_bias=True
 )
+# Causal between blocks. The first one predicts in place, the second is shifted.
+SDAR = dataclasses.replace(LLADA, family="sdar", block=4)
+FAST = dataclasses.replace(DREAM, family="Fast_dLLM_Qwen", block=8)
 STEPWISE = Steps()
-CONFIGS = {"llada": LLADA, "dream": DREAM}
+CONFIGS = {"llada": LLADA, "dream": DREAM, "sdar": SDAR, "fast": FAST}
 
 
 @functools.cache

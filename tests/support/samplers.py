@@ -256,7 +256,7 @@ class MaskedWay:
 
     method: str = "ssd"
     model: str = "llada"
-    cached: bool = False
+    threshold: float | None = None
     sampled: bool = False
     guidance: float | None = None
     family = masked
@@ -285,7 +285,7 @@ class MaskedWay:
         options = masked.Options(
             max_new_tokens=masked_models.PLACES,
             block=4,
-            cached=self.cached,
+            threshold=self.threshold,
             guidance=self.guidance,
             temperature=temperature if self.sampled else 0.0,
         )
@@ -315,12 +315,11 @@ TEXT = {
 }
 MASKED = {
     "masked, ssd": MaskedWay(sampled=True),
-    "masked, ssd, cached": MaskedWay(cached=True, sampled=True),
-    "masked, ssd, Dream, cached, guided": MaskedWay(
-        model="dream", cached=True, guidance=0.7
-    ),
+    "masked, ssd, blocks": MaskedWay(model="sdar", sampled=True),
+    "masked, ssd, Dream, guided": MaskedWay(model="dream", guidance=0.7),
+    "masked, ssd, shifted blocks, threshold": MaskedWay(model="fast", threshold=0.4),
     "masked, stepwise": MaskedWay("stepwise", sampled=True),
-    "masked, stepwise, cached": MaskedWay("stepwise", cached=True, sampled=True),
+    "masked, stepwise, blocks": MaskedWay("stepwise", "sdar", sampled=True),
     "masked, schedule": MaskedWay("schedule", sampled=True),
     "masked, schedule, Dream": MaskedWay("schedule", "dream"),
 }
