@@ -3,7 +3,8 @@ config.json.
 
 Qwen2 has the names of Llama, and biases on queries, keys and values only. Qwen3 has no
 such biases, but norms of each head's query and key. Dream is Qwen2 without a causal
-mask and with shifted predictions. LLaDA has OLMo's names for a Llama-like block without
+mask and with shifted predictions. SDAR is Qwen3, and Fast-dLLM v2 is Qwen2 with shifted
+predictions, both causal between blocks alone. LLaDA has OLMo's names for a Llama-like block without
 a causal mask, and configuration keys of its own. GPT-NeoX, and with it Pythia, fuses
 queries, keys and values into one tensor.
 """
@@ -59,6 +60,7 @@ _ROPE_GROUPS = (
     "rope_scaling",
     "rope_parameters",
 )
+_FAST_DLLM_MASK = 151_665  # it is in the published code, and in no configuration
 _EXPERTS = (
     "num_experts",
     "num_local_experts",
@@ -165,7 +167,7 @@ def _activation(values: Values, name: str, default: str) -> str:
     return _ACTIVATIONS[found]
 
 
-# Llama, Qwen2, Qwen3 and Dream. The two dimensions of a rotary pair are half a head
+# Llama, Qwen2 and Qwen3, and the masked-diffusion models made of them. The two dimensions of a rotary pair are half a head
 # apart, as in `networks.lm`.
 
 LLAMA_TABLE: Table = (
@@ -205,6 +207,18 @@ def _qwen3_fields(values: Values) -> dict[str, Any]:
 def _dream_fields(values: Values) -> dict[str, Any]:
     masked = {"causal": False, "shifted": True, "mask_ids": (values["mask_token_id"],)}
     return _qwen2_fields(values) | masked
+
+
+def _sdar_fields(values: Values) -> dict[str, Any]:
+    masked = {"causal": False, "block": values["block_size"]}
+    mask = (values["mask_token_id"],)
+    return _qwen3_fields(values) | masked | {"mask_ids": mask}
+
+
+def _fast_dllm_fields(values: Values) -> dict[str, Any]:
+    masked = {"causal": False, "shifted": True, "block": values["bd_size"]}
+    mask = (values.get("mask_token_id", _FAST_DLLM_MASK),)
+    return _qwen2_fields(values) | masked | {"mask_ids": mask}
 
 
 def _common_fields(values: Values, positions: int) -> dict[str, Any]:
@@ -374,6 +388,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "Dream": dataclasses.replace(
         _QWEN2, architecture="DreamModel", fields=_dream_fields, own_code=True
+    ),
+    "sdar": dataclasses.replace(
+        _LLAMA, architecture="SDARForCausalLM", fields=_sdar_fields, own_code=True
+    ),
+    "Fast_dLLM_Qwen": dataclasses.replace(
+        _LLAMA,
+        architecture="Fast_dLLM_QwenForCausalLM",
+        fields=_fast_dllm_fields,
+        own_code=True,
     ),
 }
 

@@ -197,12 +197,13 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_config(cls: type, values: object, where: str) -> Any:
-    """Returns the frozen dataclass that a JSON object describes. The object must have
-    exactly the fields of the dataclass."""
+    """Returns the frozen dataclass that a JSON object describes. A field that a file
+    does not have yet takes its default."""
     values = values if isinstance(values, Mapping) else {}
-    known = {field.name for field in dataclasses.fields(cls)}
-    missing = sorted(known - values.keys())
-    unknown = sorted(values.keys() - known)
+    fields = dataclasses.fields(cls)
+    needed = {one.name for one in fields if one.default is dataclasses.MISSING}
+    missing = sorted(needed - values.keys())
+    unknown = sorted(values.keys() - {one.name for one in fields})
     if missing or unknown:
         raise UserError(
             f"{where} does not describe a {cls.__name__}: missing {missing}, unknown"

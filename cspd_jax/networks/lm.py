@@ -691,6 +691,26 @@ class LM:
             params, tokens, positions, _and(visible, mask), None, rows
         ).logits
 
+    def denoise(self, params: ArrayTree, tokens: Array, clean: Array) -> Array:
+        """Returns the logits [B, N, V] of rows that are causal between blocks, for all
+        blocks in one pass. The tokens of a block see their own block, and the blocks
+        before it as they are in the clean rows. No prediction is shifted.
+
+        tokens: [B, N] ids, with the mask's id at places to be filled.
+        clean: [B, N] the ids of the same rows without masks.
+        """
+        count = tokens.shape[1]
+        steps = jnp.tile(jnp.arange(count), 2)
+        block = steps // self.config.block
+        is_clean = jnp.arange(2 * count) >= count
+        earlier = is_clean & (block < block[:, None])
+        own = (block == block[:, None]) & (is_clean == is_clean[:, None])
+        both = jnp.concatenate([tokens, clean], axis=1)
+        first = jnp.broadcast_to(steps[:count], tokens.shape)
+        positions = jnp.broadcast_to(steps, both.shape)
+        visible = (earlier | own)[None]
+        return self._run(params, both, positions, visible, None, first).logits
+
     def beside(
         self,
         params: ArrayTree,

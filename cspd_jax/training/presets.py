@@ -135,6 +135,9 @@ _MASKED_BYTES = _but(
     mask_ids=(MASK,),
 )
 
+# The same, causal between blocks, as SDAR is.
+_BLOCK_BYTES = _but(_MASKED_BYTES, family="llama", shifted=False, block=8)
+
 _TEXT = RunConfig(
     model=_BYTES,
     data=Texts(),
@@ -216,6 +219,8 @@ PRESETS: dict[str, RunConfig] = {
     "masked-text-longer": _but(
         _MASKED, steps=16_000, learning_rate=2.5e-3, decay=13_000, seed=1
     ),
+    # For `train --init` with a causal target.
+    "block-text": _but(_MASKED, model=_BLOCK_BYTES, steps=8_000, decay=7_000),
     # For `distill --states`, which replaces the model by one that fits the target.
     "text-states": HeadTrainConfig(
         model=EagleConfig(_BYTES, (0,), _BYTES.width, _BYTES.vocab_size),

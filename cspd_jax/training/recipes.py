@@ -229,14 +229,15 @@ def init_state(config: RunConfig) -> TrainState:
     return first_state(config, params)
 
 
-# Fields of the configuration that may differ between a causal model and a
-# masked-diffusion model that starts from its weights.
+# Fields of the configuration that may differ between a language model and the model from
+# whose weights it starts: what a token sees and predicts.
 _CHANGED = (
     "family",
     "vocab_size",
     "known_ids",
     "max_positions",
     "causal",
+    "block",
     "shifted",
     "mask_ids",
 )
@@ -246,11 +247,11 @@ def initial_params(model: Any, config: Any) -> ArrayTree:
     """Returns the parameters of `model`, from which a run starts whose network has the
     configuration `config`.
 
-    The configurations must be equal, with one exception: a masked-diffusion model with
-    shifted predictions can start from a causal model. New ids, such as the mask, then
-    start as the mean of the other ids. The hidden state i - 1 of both models predicts
-    the token at i, so a causal model already knows most of what the masked-diffusion
-    model has to learn. Dream was initialised in this way.
+    The configurations must be equal, with one exception: a masked-diffusion model can
+    start from a causal model. New ids, such as the mask, then start as the mean of the
+    other ids. The hidden state i - 1 of a causal model predicts the token at i, so a
+    masked-diffusion model with shifted predictions knows most of what it has to learn
+    from the beginning. Dream was initialised in this way.
     """
     if model.config == config:
         return model.params
@@ -260,11 +261,7 @@ def initial_params(model: Any, config: Any) -> ArrayTree:
         and model.config.causal
     )
     changed = {name: getattr(config, name) for name in _CHANGED} if causal else {}
-    if (
-        not causal
-        or not config.shifted
-        or dataclasses.replace(model.config, **changed) != config
-    ):
+    if not causal or dataclasses.replace(model.config, **changed) != config:
         raise UserError(
             f"--init {model.name} has other sizes than the model of this run; choose"
             " its preset or --set"

@@ -7,7 +7,18 @@ import dataclasses
 import chex
 import jax
 import pytest
-from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, QWEN2, V, tensors, write
+from hf_folder import (
+    CONFIGS,
+    DREAM,
+    FAST_DLLM,
+    LLADA,
+    LLAMA,
+    QWEN2,
+    SDAR,
+    V,
+    tensors,
+    write,
+)
 
 from cspd_jax.check import UserError
 from cspd_jax.converters import lm as converter
@@ -43,7 +54,8 @@ def test_older_and_newer_configurations(tmp_path, config):
 
 
 def test_masked_diffusion_models(tmp_path):
-    """What LLaDA's configuration may leave out, and what Dream is beside Qwen2."""
+    """What LLaDA's configuration may leave out, what Dream and Fast-dLLM v2 are beside
+    Qwen2, and what SDAR says."""
     whole = make_config(open_source(write(tmp_path / "llada", LLADA)))
     left_out = LLADA | {
         "n_kv_heads": None,
@@ -56,10 +68,18 @@ def test_masked_diffusion_models(tmp_path):
         == whole
     )
     assert (whole.causal, whole.mask_ids, whole.eos_ids) == (False, (9,), (3,))
-    dream, qwen2 = (
+    dream, qwen2, sdar, fast = (
         make_config(open_source(write(tmp_path / c["model_type"], c)))
-        for c in (DREAM, QWEN2)
+        for c in (DREAM, QWEN2, SDAR, FAST_DLLM)
     )
+    assert (sdar.causal, sdar.block, sdar.shifted, sdar.mask_ids) == (
+        False,
+        4,
+        False,
+        (8,),
+    )
+    of_blocks = {"family": "Fast_dLLM_Qwen", "tie_embeddings": True, "block": 8}
+    assert fast == dataclasses.replace(dream, **of_blocks, mask_ids=(151_665,))
     masked = {
         "family": "Dream",
         "tie_embeddings": False,
@@ -70,8 +90,8 @@ def test_masked_diffusion_models(tmp_path):
     assert dream == dataclasses.replace(qwen2, **masked)
 
 
-# What config.json says of Pythia-160m, Llama-3.2-1B, Qwen2-0.5B, Qwen3-0.6B, LLaDA-8B
-# and Dream-7B, and the published number of parameters.
+# What config.json says of Pythia-160m, Llama-3.2-1B, Qwen2-0.5B, Qwen3-0.6B, LLaDA-8B,
+# Dream-7B and SDAR-8B, and the published number of parameters.
 PUBLISHED = {
     ("gpt_neox", 162_322_944): CONFIGS["gpt_neox"]
     | {
@@ -129,6 +149,16 @@ PUBLISHED = {
         "vocab_size": 152064,
         "num_key_value_heads": 4,
         "intermediate_size": 18944,
+    },
+    ("sdar", 8_190_735_360): SDAR
+    | {
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "head_dim": 128,
+        "num_attention_heads": 32,
+        "vocab_size": 151936,
+        "num_key_value_heads": 8,
+        "intermediate_size": 12288,
     },
 }
 

@@ -7,7 +7,7 @@ for tests without it.
 Each file holds, per case, the folder that `save_pretrained` writes (float16 weights)
 and `logits.npz`: token ids and the logits that these weights give in float32.
 Masked-diffusion models are another family's, under their names and read with a full
-mask.
+mask, or with one that is causal between blocks.
 """
 
 from __future__ import annotations
@@ -93,6 +93,32 @@ CASES = {
 }
 DREAM = {**rope(1e6), "num_key_value_heads": 2, "tie_word_embeddings": False}
 LLADA = {**rope(5e5), "rms_norm_eps": 1e-5}
+# name: the network, its options, the length of a block, whether predictions are shifted
+MASKED = {
+    "llada": ("llama", LLADA, 24, False),
+    "dream": ("qwen2", DREAM, 24, True),
+    "sdar": ("qwen3", {**DREAM, "head_dim": 12}, 4, False),
+    "fast_dllm": ("qwen2", DREAM, 8, True),
+}
+PUBLISHED = {
+    "dream": {
+        "model_type": "Dream",
+        "architectures": ["DreamModel"],
+        "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
+    },
+    "sdar": {
+        "model_type": "sdar",
+        "architectures": ["SDARForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "modeling_sdar.SDARForCausalLM"},
+        "block_size": 4,
+    },
+    "fast_dllm": {
+        "model_type": "Fast_dLLM_Qwen",
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "modeling.Fast_dLLM_QwenForCausalLM"},
+        "bd_size": 8,
+    },
+}
 LLADA_NAMES = {
     "model.layers.": "model.transformer.blocks.",
     "self_attn.o_proj": "attn_out",
@@ -152,12 +178,8 @@ def save_masked(family: str, model, folder: Path) -> None:
     """The folder that this model would be published in."""
     tensors = model.state_dict()
     config = LLADA_CONFIG
-    if family == "dream":
-        config = model.config.to_dict() | {
-            "model_type": "Dream",
-            "architectures": ["DreamModel"],
-        }
-        config["auto_map"] = {"AutoModel": "modeling_dream.DreamModel"}
+    if family in PUBLISHED:
+        config = model.config.to_dict() | PUBLISHED[family]
     else:
         for theirs, ours in LLADA_NAMES.items():
             tensors = {
@@ -186,8 +208,7 @@ def main(scratch: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, 64, (2, 24))
     ids = torch.as_tensor(tokens)
     archives = {
-        f: zipfile.ZipFile(HERE / f"lm_{f}.zip", "w")
-        for f in (*CLASSES, "llada", "dream")
+        f: zipfile.ZipFile(HERE / f"lm_{f}.zip", "w") for f in (*CLASSES, *MASKED)
     }
     for seed, ((family, case), options) in enumerate(CASES.items(), 1):
         model = random_model(family, options, seed)
@@ -202,12 +223,16 @@ def main(scratch: Path) -> None:
             tokens=tokens.astype(np.uint8),
             logits=logits,
         )
-    for family, of, options in (("llada", "llama", LLADA), ("dream", "qwen2", DREAM)):
+    for family, (of, options, block, shifted) in MASKED.items():
         model = random_model(of, options, 105)
         folder = scratch / family
         save_masked(family, copy.deepcopy(model).half(), folder)
-        logits = model(ids, attention_mask=torch.zeros(2, 1, 24, 24)).logits.numpy()
-        if family == "dream":  # its sampling loop shifts them
+        of_block = torch.arange(24) // block
+        hidden = of_block[:, None] < of_block
+        mask = torch.where(hidden, torch.finfo(torch.float32).min, 0.0)
+        mask = mask.expand(2, 1, 24, 24)
+        logits = model(ids, attention_mask=mask).logits.numpy()
+        if shifted:  # their sampling loops shift them
             logits = np.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
         add(
             archives[family],

@@ -62,12 +62,15 @@ def test_recorded_logits(tmp_path, family, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["dream", "llada"])
-def test_recorded_logits_of_masked_models(tmp_path, family):
-    """All see all. A shifted model's cached logits are those of the hidden states, one
-    place before."""
+@pytest.mark.parametrize(
+    "family, block", [("dream", 0), ("llada", 0), ("sdar", 4), ("fast_dllm", 8)]
+)
+def test_recorded_logits_of_masked_models(tmp_path, family, block):
+    """All see all, or their block and those before it. A shifted model's cached logits
+    are those of the hidden states, one place before."""
     model, params, tokens, expected = unpack(tmp_path, family, "masked")
     assert model.config.mask_ids == (63,) and not model.config.causal
+    assert model.config.block == block
     close(forward(model, params, tokens), expected)
     rows = np.array([[0, 5, 23], [7, 1, 2]])
     some = np.take_along_axis(expected, rows[:, :, None], axis=1)

@@ -118,6 +118,22 @@ DREAM = {
     "pad_token_id": 7,
     "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
 }
+SDAR = {
+    **QWEN2,
+    "architectures": ["SDARForCausalLM"],
+    "model_type": "sdar",
+    "tie_word_embeddings": False,
+    "mask_token_id": 8,
+    "block_size": 4,
+    "auto_map": {"AutoModelForCausalLM": "modeling_sdar.SDARForCausalLM"},
+}
+FAST_DLLM = {
+    **QWEN2,
+    "architectures": ["Fast_dLLM_QwenForCausalLM"],
+    "model_type": "Fast_dLLM_Qwen",
+    "bd_size": 8,
+    "auto_map": {"AutoModelForCausalLM": "modeling.Fast_dLLM_QwenForCausalLM"},
+}
 CONFIGS = {"gpt_neox": NEOX, "llama": LLAMA, "qwen2": QWEN2}
 
 

@@ -3,7 +3,9 @@
 A causal model predicts each id of a row from the ids before it. A masked-diffusion
 model sees a row in which each id is hidden with probability t ~ U(0, 1). Its
 predictions of the hidden ids are weighted by 1/t. With this weight the expected loss of
-a row is an upper bound on its negative log-likelihood (LLaDA).
+a row is an upper bound on its negative log-likelihood (LLaDA). If the model is causal
+between blocks, the hidden ids of a block are predicted from the block and from all ids
+of the blocks before it (SDAR).
 """
 
 from __future__ import annotations
@@ -52,11 +54,12 @@ def learning(config: RunConfig, target: tuple[LM, ArrayTree] | None = None) -> L
         params: ArrayTree, key: Array, rows: Array, target_params: ArrayTree
     ) -> tuple[Array, Array]:
         shown = view(model, key, rows)
-        logits = model.forward(params, shown.seen)
+        logits = predicted(model, params, shown, rows)
         if teacher is None:
             bits = cross_entropy(shown, logits)
         else:
-            bits = divergence(shown, teacher.forward(target_params, shown.seen), logits)
+            target = predicted(teacher, target_params, shown, rows)
+            bits = divergence(shown, target, logits)
         return bits, bits
 
     return Learning(
@@ -74,6 +77,13 @@ def view(model: LM, key: Array, rows: Array) -> View:
     return masked_view(
         rows, mask_rates(rates, len(rows)), hide, model.config.mask_ids[0]
     )
+
+
+def predicted(model: LM, params: ArrayTree, shown: View, rows: Array) -> Array:
+    """Returns the logits [B, L, V] of a model for the view of rows [B, L]."""
+    if model.config.block:
+        return model.denoise(params, shown.seen, rows)
+    return model.forward(params, shown.seen)
 
 
 def causal_view(rows: Array) -> View:
@@ -171,11 +181,11 @@ def _measured(
     if not model.config.causal:
         rates = (jnp.arange(len(rows)) + 0.5) / len(rows)
         shown = masked_view(rows, rates, key, model.config.mask_ids[0])
-    q = model.forward(params, shown.seen)
+    q = predicted(model, params, shown, rows)
     found = {"held_out_bits_per_byte": cross_entropy(shown, q)}
     if target is None:
         return found
-    p = target.forward(target_params, shown.seen)
+    p = predicted(target, target_params, shown, rows)
     overlap = jnp.sum(jnp.minimum(jax.nn.softmax(p), jax.nn.softmax(q)), axis=-1)
     same = jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1)
     asked = shown.weight > 0
