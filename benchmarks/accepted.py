@@ -40,9 +40,6 @@ def recorded() -> dict[str, Any]:
     rounds: by way, a list of images. An image is a list of its rounds, and a round is a
         list with the number of transitions kept of each drafted token.
     text: the share of drafts that the text models of the package accept.
-    masked: by way and batch, the number of rounds in which the masked model of the
-        package fills 64 places, the share of rounds that read the text anew (refresh),
-        and the share of rounds that verify.
     """
     return json.loads(RECORDED.read_text())
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from accepted import (
     table_of,
     way_name,
 )
-from toy import narrow
+from toy import narrow, results
 
 import cspd_jax
 from cspd_jax import shell
@@ -54,6 +55,7 @@ from cspd_jax.text import generation as text_generation
 PLAIN = ("plain", "text-plain", "stepwise")  # the methods that others are compared with
 IDENTITY = ("model", "dtype", "batch", "guided", "method", "options")
 NEW_TOKENS = PROMPT = 64
+MASKED = Path(__file__).parent / "results" / "masked-alone.json"
 
 SMALL = MARConfig(
     encoder_width=128,
@@ -476,43 +478,41 @@ def text_cases(scale: Scale) -> list[Case]:
     ]
 
 
-def masked_case(
-    scale: Scale, texts: int | None = None, drafts: bool = True, cached: bool = True
-) -> Case:
+def masked_case(scale: Scale, way: str) -> Case:
     """Returns a case that makes a masked text at the sizes of LLaDA-8B. The weights are
     random and accept no drafts. So rounds are timed, and each round counts for as many
-    tokens as a round of the package's masked model fills.
+    tokens as a round of the package's masked model fills, by `masked.py --only alone`.
 
-    texts: the number of texts per pass, by a fitted table; None is a chain of 4 drafts.
+    way: "stepwise", or a way of that program: "draft_len 4" or "16 texts".
     """
     config = scale.of(LLADA_8B)
     places = scale.new_tokens
-    words = [f"{texts} texts" if texts else "gamma 4"] * drafts + [
-        "block cache"
-    ] * cached
-    row = about("llada-8b", "ssd" if drafts else "stepwise", ", ".join(words))
-    seen = recorded()["masked"][f"{row['method']}, {row['options']}".removesuffix(", ")]
-    a_round = NEW_TOKENS / seen["rounds"]
-    way = (
-        cspd_jax.masked.SelfSpeculation(4, texts=texts)
-        if drafts
-        else cspd_jax.masked.Stepwise()
+    gamma = way.removeprefix("draft_len ")
+    drafts = way != "stepwise"
+    options = f"gamma {gamma}" if gamma != way else way
+    row = about("llada-8b", "ssd", options) if drafts else about("llada-8b", way)
+    seen = next(
+        row
+        for row in results(MASKED)["rows"]
+        if (row["kind"], row["what"]) == ("one place per step", way)
     )
-    asked = cspd_jax.masked.Options(max_new_tokens=places, block=8, cached=cached)
+    a_round = NEW_TOKENS * seen["prompts"] / seen["passes"]
+    method: Any = cspd_jax.masked.Stepwise()
+    if drafts:
+        texts = None if gamma != way else int(way.split()[0])
+        method = cspd_jax.masked.SelfSpeculation(4, texts=texts)
+    asked = cspd_jax.masked.Options(max_new_tokens=places, block=8)
     network = lm.LM(config, jnp.bfloat16)
 
     def args(weights):
         return (
             masked_generation.prepare(
-                None, (network, weights), [[1] * PROMPT], way, asked
+                None, (network, weights), [[1] * PROMPT], method, asked
             ),
         )
 
     def facts(out) -> dict[str, Any]:
-        number = max(
-            int(np.max(out.info.trace.rounds)) + 1,
-            int(out.info.calls["block"].sequential),
-        )
+        number = int(out.info.sequential)
         return {"tokens": number * a_round, "rounds": number}
 
     return Case(
@@ -522,6 +522,5 @@ def masked_case(
         shell.run,
         places * a_round,
         (float(places),),
-        seen,
-        facts,
+        facts=facts,
     )

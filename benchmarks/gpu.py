@@ -93,7 +93,7 @@ def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
         lambda: torch_cases.mar_case(name, how, scale, **more)
     )
     text = lambda number: chosen(lambda: text_cases(scale)[number])
-    masked = lambda *way: chosen(lambda: masked_case(scale, *way))
+    masked = lambda way: chosen(lambda: masked_case(scale, way))
     full = {"dtype": "float32"}
     guided = {"guided": True}
     side = {"batch": 8}
@@ -133,10 +133,9 @@ def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
             image("mar-base", 16, 4, **side, coupled=True),
         ],
         "masked text, LLaDA-8B": [
-            masked(None, False, False),
-            masked(None, True, False),
-            masked(None, False, True),
-            masked(16),
+            masked("stepwise"),
+            masked("draft_len 4"),
+            masked("16 texts"),
         ],
         ON_A_CPU[0]: [
             lambda make=make, batch=batch: make(scale, batch)

@@ -3,7 +3,7 @@ masked-diffusion text, in one run.
 
     # Measures the model that comes with the package, in several minutes.
     python benchmarks/masked.py
-    # Counts passes only, for 23 prompts one at a time.
+    # Counts passes only, for 23 prompts one at a time (results/masked-alone.json).
     python benchmarks/masked.py --only alone
     # Uses the temperatures and cuts with which Dream and LLaDA are run.
     python benchmarks/masked.py --only sampled
@@ -41,6 +41,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "random places": {"confidence": "random"},
 }
 CHAINS = {f"draft_len {n}": SelfSpeculation(n) for n in (1, 2, 4, 8)}
+DECODERS: dict[str, dict[str, Any]] = {
+    "one place per step": {},
+    "two places per step": {"per_step": 2},
+    "threshold 0.9": {"threshold": 0.9},
+}
 SETS = {f"{n} texts": SelfSpeculation(texts=n) for n in (4, 8, 16, 32, 64)}
 
 
@@ -50,20 +55,14 @@ def jobs(
     """Yields the measurements of a part. Each is (name, number of prompts, number of
     prompts side by side, options, ways, number of timed runs)."""
     lossy = {"schedule, half the steps (lossy)": Schedule(options.max_new_tokens // 2)}
-    for cached in (False, True):
-        kind = "with a block cache" if cached else "without a cache"
-        of_kind = dataclasses.replace(options, cached=cached)
+    for kind, decoder in DECODERS.items():
+        of_kind = dataclasses.replace(options, **decoder)
+        ways = {**CHAINS, **({} if decoder else SETS)}
         if part == "alone":
-            yield kind, PROMPTS, 1, of_kind, {**CHAINS, **SETS}, 0
+            yield kind, PROMPTS, 1, of_kind, ways, 0
         for rows in (1, 8) if part == "greedy" else ():
-            yield (
-                kind,
-                rows,
-                rows,
-                of_kind,
-                {**CHAINS, **SETS, **({} if cached else lossy)},
-                REPEATS,
-            )
+            timed_ways = {**ways, **({} if decoder else lossy)}
+            yield kind, rows, rows, of_kind, timed_ways, REPEATS
     for (name, recipe), temperature in itertools.product(RECIPES.items(), TEMPERATURES):
         if part == "sampled":
             some = dataclasses.replace(options, temperature=temperature, **recipe)

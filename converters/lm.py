@@ -4,9 +4,9 @@ config.json.
 Qwen2 has the names of Llama, and biases on queries, keys and values only. Qwen3 has no
 such biases, but norms of each head's query and key. Dream is Qwen2 without a causal
 mask and with shifted predictions. SDAR is Qwen3, and Fast-dLLM v2 is Qwen2 with shifted
-predictions, both causal between blocks alone. LLaDA has OLMo's names for a Llama-like block without
-a causal mask, and configuration keys of its own. GPT-NeoX, and with it Pythia, fuses
-queries, keys and values into one tensor.
+predictions, both causal between blocks alone. LLaDA has OLMo's names for a Llama-like
+block without a causal mask, and configuration keys of its own. GPT-NeoX, and with it
+Pythia, fuses queries, keys and values into one tensor.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def _activation(values: Values, name: str, default: str) -> str:
     return _ACTIVATIONS[found]
 
 
-# Llama, Qwen2 and Qwen3, and the masked-diffusion models made of them. The two dimensions of a rotary pair are half a head
-# apart, as in `networks.lm`.
+# Llama, Qwen2 and Qwen3, and the masked-diffusion models made of them. The two
+# dimensions of a rotary pair are half a head apart, as in `networks.lm`.
 
 LLAMA_TABLE: Table = (
     (r"embed", r"model.embed_tokens"),

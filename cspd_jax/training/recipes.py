@@ -229,8 +229,8 @@ def init_state(config: RunConfig) -> TrainState:
     return first_state(config, params)
 
 
-# Fields of the configuration that may differ between a language model and the model from
-# whose weights it starts: what a token sees and predicts.
+# Fields of the configuration that may differ between a masked-diffusion model and the
+# causal model from whose weights it starts.
 _CHANGED = (
     "family",
     "vocab_size",
