@@ -200,16 +200,18 @@ def read_config(cls: type, values: object, where: str) -> Any:
     """Returns the frozen dataclass that a JSON object describes. A field that a file
     does not have yet takes its default."""
     values = values if isinstance(values, Mapping) else {}
-    fields = dataclasses.fields(cls)
-    needed = {one.name for one in fields if one.default is dataclasses.MISSING}
-    missing = sorted(needed - values.keys())
-    unknown = sorted(values.keys() - {one.name for one in fields})
+    hints = typing.get_type_hints(cls)
+    missing = [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING and field.name not in values
+    ]
+    unknown = sorted(values.keys() - hints.keys())
     if missing or unknown:
         raise UserError(
             f"{where} does not describe a {cls.__name__}: missing {missing}, unknown"
             f" {unknown}"
         )
-    hints = typing.get_type_hints(cls)
 
     def field(name: str, value: object) -> object:
         if dataclasses.is_dataclass(hints[name]):
