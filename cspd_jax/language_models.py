@@ -162,7 +162,8 @@ class MaskedModelConfig(LanguageModelConfig, Protocol):
 class MaskedLanguageModel(LanguageModel, Protocol):
     """A masked-diffusion language model: pure functions of explicit parameters.
     Implementations are hashable. A model that sees the whole text needs `forward`
-    alone; a model that is causal between blocks needs the other functions, too."""
+    alone. A model that is causal between blocks needs the other functions, too, and in
+    `apply` its tokens see the slots up to the end of their own block."""
 
     @property
     def config(self) -> MaskedModelConfig: ...

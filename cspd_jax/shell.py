@@ -52,7 +52,7 @@ class Algorithm(Protocol):
     in_place: ClassVar[str]
 
     def begin(self) -> ArrayTree:
-        """Returns the state before the first round."""
+        """Returns the state before the first round, or after it."""
 
     def unfinished(self, state: ArrayTree) -> Array:
         """Returns whether another round is needed, [] for all rows or [B]."""

@@ -29,10 +29,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=("ssd", "stepwise", "schedule", "auto"),
         default="ssd",
-        help="ssd: self-speculation (default); stepwise: its reference, one token per"
-        " step; schedule: several tokens per step as published with the model, which is"
-        " lossy; auto: ssd or stepwise, whichever a short measurement finds faster"
-        " here",
+        help="ssd: self-speculation (default); stepwise: its reference, one step per"
+        " pass; schedule: the steps published with LLaDA or Dream, lossy; auto: ssd or"
+        " stepwise, whichever a short measurement finds faster here",
     )
     add_fields(how, masked.Options)
     add_fields(how, masked.SelfSpeculation, of="--method ssd")

@@ -3,6 +3,7 @@ decoding makes."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -38,8 +39,9 @@ def fitted(
     """Fits one table for each number of texts in `counts`, to the texts that the model
     writes after these prompts. Returns the tables by that number.
 
-    options: must be greedy, with one place per step.
+    options: must be greedy. The tables are for one place per step.
     """
+    options = dataclasses.replace(options, per_step=1, threshold=None)
     runs: list[Run] = []
     with Bar(
         total=len(prompts), desc="texts", unit="text", disable=not progress

@@ -129,6 +129,7 @@ def make_canvas(
     options = dataclasses.replace(
         options,
         block=_block(network.config, options),
+        threshold=real(options.threshold),
         temperature=jnp.asarray(options.temperature, float),
         top_p=real(options.top_p),
         top_k=None

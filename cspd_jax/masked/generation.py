@@ -40,8 +40,8 @@ class Trace(NamedTuple):
     """When each place of the text was filled.
 
     steps: [B, G] the step of its row, from 0, at which each place was filled.
-    rounds: [B, G] the round, from 0, in which each place was filled. It equals the step
-        unless the method speculates.
+    rounds: [B, G] the round, from 0, in which each place was filled. A round makes one
+        pass.
     """
 
     steps: Array
@@ -140,7 +140,7 @@ def generate(
       prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`, which
           may be traced.
       method: `SelfSpeculation()`; `Stepwise()`, the reference, which writes the same
-          text one token per step; or `Schedule()`, the lossy schedule that was
+          text one step per pass; or `Schedule()`, the lossy schedule that was
           published with the model.
       options: see `Options`.
       progress: show a bar. Each round is then a jitted call of its own. No bar is shown
@@ -190,9 +190,9 @@ def prepare(
         )
     check_prompts(config, prompts, options.max_new_tokens, shortest=int(config.shifted))
     batch = len(prompts.lengths)
-    _check_decoder(config, method, options)
     if _is_zero(options.place_temperature):
         options = dataclasses.replace(options, place_temperature=None)
+    _check_decoder(config, method, options)
     # Dream's schedule knows no blocks.
     if isinstance(method, Schedule) and config.shifted:
         options = dataclasses.replace(options, block=options.max_new_tokens)
@@ -221,13 +221,18 @@ def _check_decoder(config: LMConfig, method: Method, options: Options) -> None:
             f"block is {block}; the model's own blocks of {config.block} places must be"
             " whole blocks of this length"
         )
-    if config.block and isinstance(method, Schedule):
+    several = options.per_step > 1 or options.threshold is not None
+    if isinstance(method, Schedule) and (config.block or several):
         raise UserError(
-            "the schedules are for models that see the whole text; this one is causal"
-            " between blocks: give per_step or threshold instead"
+            "a schedule is for models that see the whole text, without per_step and"
+            " threshold"
         )
-    if not config.block and getattr(method, "ahead", False):
-        raise UserError("ahead is for models that are causal between blocks")
+    if isinstance(method, Stepwise) and config.block and method.like is not None:
+        raise UserError(
+            "passes of a model that is causal between blocks do not round alike, since"
+            " stored and new keys are added in another order; leave like (--exact-bits)"
+            " out"
+        )
     if options.threshold is not None and (
         options.confidence not in ("clean", "probability", "margin")
         or options.place_temperature is not None

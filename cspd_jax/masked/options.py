@@ -156,10 +156,12 @@ class Stepwise:
     """The reference, which takes one step of the rule per pass.
 
     ahead: whether a pass that stores a finished block also reads the next block. It
-        saves the pass that only stores, which the published decoders make.
+        saves the pass that only stores, which SDAR's decoder makes. For other models it
+        changes nothing.
     like: a self-speculation whose passes this method uses, without accepting anything
         that they draft. Passes of different shapes round differently in float32; with
-        `like`, both methods round alike and write the same texts.
+        `like`, both methods round alike and write the same texts. It is for models that
+        see the whole text.
     """
 
     like: SelfSpeculation | None = option(

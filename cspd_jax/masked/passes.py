@@ -114,7 +114,6 @@ def keep(
     finished = canvas.filled(seen) // config.block
     not_needed = (canvas.filled(text) - config.shifted) // config.block
     end = jnp.minimum(finished, not_needed) * config.block
-    end = jnp.minimum(end, positions[:, -1] + 1)
     # A position past the end is not stored.
     inside = jnp.where(positions < end[:, None], positions, canvas.base.shape[1])
     cache = canvas.network.store(

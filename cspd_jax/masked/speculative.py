@@ -75,18 +75,20 @@ class Speculation:
     def width(self, canvas: Canvas) -> int:
         """Returns W, the number of places that a pass gives logits for.
 
-        A round takes up to K + 1 steps and drafts K more. If the model sees the whole
-        text, the window has room for them behind its first place, which can be the last
-        one of its block. With K = 4, one place per step and blocks of 8, W is (1 + 2) *
-        8 = 24, or less if the text is shorter. If blocks are stored, the window has the
-        first block that is not stored, and room for K steps behind it.
+        A round takes up to K + 1 steps and drafts K more. The window has room for them,
+        unless they fill more places than `per_step`. If the model sees the whole text,
+        the first open place can be the last one of its block: with K = 4, one place per
+        step and blocks of 8, W is (1 + 1) * 8 = 16. If blocks are stored, the first
+        block of the window can be finished. W is not longer than the text.
         """
-        config = canvas.network.config
-        drafted = self.sets.ranks * canvas.options.per_step
-        if config.block:
-            return (1 + -(-drafted // config.block)) * config.block
-        blocks = 1 + -(-(2 * drafted + 1) // canvas.block)
-        return min(blocks, -(-canvas.places // canvas.block)) * canvas.block
+        places = (2 * self.sets.ranks + 1) * canvas.options.per_step
+        if block := canvas.network.config.block:
+            most = canvas.base.shape[1]
+        else:
+            block = canvas.block
+            most = canvas.places
+            places -= 1
+        return min(1 + -(-places // block), -(-most // block)) * block
 
     def agrees(self, texts: Array, after: Array) -> Array:
         """Returns [B, R], which of the texts [B, R, G] of a pass are the text `after`
@@ -217,9 +219,9 @@ def walk_over(
 ) -> tuple[Walk, Array, Array]:
     """Walks over texts [B, R, G] by their logits [B, R, W, V].
 
-    Returns the walk, and two arrays [B, D] of 0 and 1. Entry d says whether the walk
-    reached a text after d accepted drafts to which the pass adds a further draft, and
-    whether one was accepted.
+    Returns the walk, and two arrays [B, D] of 0 and 1. Entry d says whether the walk,
+    after d steps to texts of the pass, was at a text to which the pass adds drafts, and
+    whether it went on.
 
     A step has the noise of its own number, whatever the text before it.
     """

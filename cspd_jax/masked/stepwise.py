@@ -20,7 +20,8 @@ Array = jax.Array
 
 def count_calls(canvas: Canvas, passes: int, rows: int) -> dict[str, Calls]:
     """Counts passes of the network, each over `rows` texts. A "block" pass reads a few
-    blocks of these texts, and a "whole" pass reads everything."""
+    blocks of these texts, and a "whole" pass reads everything. The pass that reads the
+    prompts is not counted."""
     name = "block" if canvas.network.config.block else "whole"
     return {name: Calls(jnp.int32(passes), jnp.int32(passes * rows))}
 
@@ -30,21 +31,18 @@ class StepState(NamedTuple):
 
     text: [B, G] tokens, with the mask's id at places to be filled.
     steps: [B, G] the step at which each place was filled.
+    rounds: [B, G] the pass by which each place was filled.
     step: [B] the number of steps taken.
     stored: the stored blocks; None for a model that sees the whole text.
-    counts: the counts of all steps so far.
+    counts: the counts of all passes so far.
     """
 
     text: Array
     steps: Array
+    rounds: Array
     step: Array
     stored: passes.Stored | None
     counts: Counts
-
-    @property
-    def rounds(self) -> Array:
-        """[B, G] the round in which each place was filled. Each step is one round."""
-        return self.steps
 
 
 @jax.tree_util.register_dataclass
@@ -83,24 +81,26 @@ class Steps:
         rows = len(canvas.start)
         nothing = jnp.zeros((rows, 0), jnp.int32)
         by_row = jnp.zeros(rows, jnp.int32)
+        by_place = jnp.zeros((rows, canvas.places), jnp.int32)
         return StepState(
             text=canvas.empty(),
-            steps=jnp.zeros((rows, canvas.places), jnp.int32),
+            steps=by_place,
+            rounds=by_place,
             step=by_row,
             stored=passes.begin(canvas),
             counts=Counts(by_row, nothing, nothing, by_row, count_calls(canvas, 0, 0)),
         )
 
     def unfinished(self, canvas: Canvas, state: StepState) -> Array:
-        """Returns [B], whether another step is to be taken. The last steps of a
-        schedule may fill nothing."""
+        """Returns [B], whether another pass is to be made. The last steps of a schedule
+        may fill nothing."""
         if self.quotas is not None:
             return state.step < len(self.quotas)
         return jnp.any(state.text == canvas.mask_id, axis=1)
 
     def advance(self, canvas: Canvas, state: StepState) -> StepState:
-        """Takes one step, and adds its counts to the state's counts. A step that only
-        stores a block fills nothing and has no number."""
+        """Makes one pass and takes a step by it. A pass that only stores a block takes
+        no step."""
         before = state.text
         reached = None if state.stored is None else state.stored.end
         window = window_at(canvas, before, self.width(canvas), reached)
@@ -121,6 +121,9 @@ class Steps:
         return StepState(
             text=text,
             steps=fill(state.steps, window.places, state.step[:, None], chosen),
+            rounds=fill(
+                state.rounds, window.places, state.counts.rounds[:, None], chosen
+            ),
             step=state.step + filled,
             stored=passes.keep(canvas, window, state.stored, fresh, only, before, text),
             counts=add(state.counts, happened),

@@ -87,9 +87,6 @@ def attend_beside(
     """Returns the attention, [B * R, Q, H, Dh], of R versions of the same tokens. A
     token sees tokens of its own version and stored slots.
 
-    The keys of a version have the same place in its sums, whatever its number. So all
-    versions round alike.
-
     q: [B R, Q, H, Dh] the queries of all versions.
     k, v: [B R, Q, kv_heads, Dh] the keys and values of all versions.
     slots: [B, kv_heads, K, Dh] the stored keys and values, which are read where they

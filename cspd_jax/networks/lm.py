@@ -694,7 +694,7 @@ class LM:
     def denoise(self, params: ArrayTree, tokens: Array, clean: Array) -> Array:
         """Returns the logits [B, N, V] of rows that are causal between blocks, for all
         blocks in one pass. The tokens of a block see their own block, and the blocks
-        before it as they are in the clean rows. No prediction is shifted.
+        before it as they are in the clean rows.
 
         tokens: [B, N] ids, with the mask's id at places to be filled.
         clean: [B, N] the ids of the same rows without masks.
@@ -706,10 +706,15 @@ class LM:
         earlier = is_clean & (block < block[:, None])
         own = (block == block[:, None]) & (is_clean == is_clean[:, None])
         both = jnp.concatenate([tokens, clean], axis=1)
-        first = jnp.broadcast_to(steps[:count], tokens.shape)
+        at = steps[:count]
+        if self.config.shifted:
+            # The first place of a block is predicted by the clean block before it.
+            begins = at % self.config.block == 0
+            at = jnp.maximum(jnp.where(begins, at + count, at) - 1, 0).at[0].set(0)
+        at = jnp.broadcast_to(at, tokens.shape)
         positions = jnp.broadcast_to(steps, both.shape)
         visible = (earlier | own)[None]
-        return self._run(params, both, positions, visible, None, first).logits
+        return self._run(params, both, positions, visible, None, at).logits
 
     def beside(
         self,
@@ -719,9 +724,10 @@ class LM:
         cache: Cache,
         *,
         seen: Array,
-    ) -> tuple[Array, Cache]:
+    ) -> tuple[Array, ArrayTree]:
         """Reads R versions of the tokens at the same positions. Returns their logits
-        [B, R, Q, V], and their keys and values, which `store` stores.
+        [B, R, Q, V], and their keys and values [B R, Q, kv_heads, Dh], which `store`
+        stores.
 
         This is for models that are causal between blocks. A token sees the tokens of
         its version up to the end of its block.
@@ -747,7 +753,7 @@ class LM:
         return logits.reshape(*tokens.shape, -1), fresh
 
     def store(
-        self, cache: Cache, fresh: Cache, version: Array, positions: Array
+        self, cache: Cache, fresh: ArrayTree, version: Array, positions: Array
     ) -> Cache:
         """Writes the keys and values of one version of each row into the cache.
 

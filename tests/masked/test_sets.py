@@ -37,28 +37,25 @@ def table(seed, count=24, ranks=6, tokens=3):
 
 
 def undecided():
-    """A model in float32 in which other shapes of passes round otherwise, and ids 3 to
-    9 are near-ties."""
+    """A model in float32 in which other shapes of passes round otherwise, and every id
+    has another one that is as probable but for rounding."""
     config = dataclasses.replace(
         LLADA, width=512, mlp_width=640, heads=8, kv_heads=8, head_dim=64
     )
     params = jax.tree.map(np.float32, tiny.params(abstract_params(config), scale=0.05))
     head = params["head"]["kernel"]
-    head[:, 3:10] = head[:, 2:3] * (1 + 1e-7 * np.arange(1, 8))
+    head[:, 1:10:2] = head[:, 0:10:2] * (1 + 1e-7)
     return LM(config, jnp.float32), params
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [0, 8])
 @pytest.mark.parametrize(
     "method",
     [masked.SelfSpeculation(3), masked.SelfSpeculation(texts=table(2, 12))],
     ids=["chain", "table"],
 )
-def test_the_same_bits_in_float32(method, block):
-    network, params = undecided()
-    network = LM(dataclasses.replace(network.config, block=block), network.dtype)
-    model = network, params
+def test_the_same_bits_in_float32(method):
+    model = undecided()
     prompts = [[1, 2, 3], [4], [5, 6]] * 4
     options = masked.Options(max_new_tokens=24, block=8)
     found, info = masked.generate(None, model, prompts, method, options)

@@ -21,7 +21,7 @@ from masked_models import (
     run,
 )
 
-from cspd_jax.masked import Options, SelfSpeculation, generate
+from cspd_jax.masked import Options, SelfSpeculation, generate, passes
 from cspd_jax.masked.sets import prefixes
 from cspd_jax.masked.speculative import Speculation
 from cspd_jax.networks.lm import LM
@@ -57,18 +57,17 @@ WAYS = {
     "sdar, cut, margin": ("sdar", {**CUT, "confidence": "margin"}),
     "fast": ("fast", {}),
     "fast, threshold": ("fast", {"threshold": 0.3, "block": 2}),
-    "fast, recipe": ("fast", {**DREAM_RECIPE, "block": 8}),
+    "fast, recipe": ("fast", {**DREAM_RECIPE, "block": 4}),
 }
 
 
 def speculation(gamma):
-    return Speculation(
-        prefixes(8), jnp.broadcast_to(jnp.asarray(gamma, jnp.int32), (ROWS,))
-    )
+    gamma = np.broadcast_to(gamma, ROWS)
+    return Speculation(prefixes(int(gamma.max())), jnp.asarray(gamma, jnp.int32))
 
 
-def passes(state):
-    return sum(calls.sequential for calls in state.counts.calls.values())
+def calls(state):
+    return sum(of.sequential for of in state.counts.calls.values())
 
 
 @pytest.mark.quick("llada", "sdar, dynamic, sampled")
@@ -95,7 +94,7 @@ def test_identical_to_stepwise(way):
         steps = 1 + np.max(found.steps, axis=1)
         without = np.asarray(drafts.rounds + drafts.accepted.sum(1)) - steps
         assert np.all(without >= 0) and (c.network.config.block or np.all(without <= 1))
-        fewer += passes(expected) - passes(found)
+        fewer += calls(expected) - calls(found)
         if c.keys is not None:
             wrong = run(
                 dataclasses.replace(c, keys=jnp.roll(c.keys, 1)), speculation(gamma)
@@ -136,24 +135,73 @@ def test_what_is_not_exact_differs_somewhere(wrong):
     )
 
 
-def least_passes(places: int, gamma: int) -> int:
-    """The first round takes one step and drafts; each later one takes gamma + 1."""
-    return 1 + -(-(places - 1) // (gamma + 1))
+def stores(variant):
+    """A way to fill a canvas with another `passes.keep`, which `variant` makes."""
+    right = passes.keep
+
+    def filled(c, way):
+        passes.keep = variant(right)
+        try:
+            return run.__wrapped__(c, way)
+        finally:
+            passes.keep = right
+
+    return jax.jit(filled)
+
+
+WRONG_STORES = {
+    "a block that was not finished when it was read": lambda right: (
+        lambda c, window, stored, fresh, version, seen, text: right(
+            c, window, stored, fresh, version, text, text
+        )
+    ),
+    "the block of another text": lambda right: (
+        lambda c, window, stored, fresh, version, *texts: right(
+            c, window, stored, fresh, 0 * version, *texts
+        )
+    ),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llada", "sdar"])
-def test_least_passes(family):
-    """A network whose logits do not depend on the text has every draft accepted, also
-    those that reach into the next block."""
+@pytest.mark.parametrize("wrong", WRONG_STORES)
+def test_wrong_stores_differ_somewhere(wrong):
+    way = stores(WRONG_STORES[wrong])
+    differ = 0
+    for seed in range(4):
+        options = {"temperature": 0.8, "per_step": 1 + seed % 2}
+        found = way(canvas("sdar", seed, **options), speculation(3))
+        differ += np.any(found.text != reference("sdar", seed, **options).text)
+    assert differ
+
+
+DECODED = {
+    "llada": ("llada", {}),
+    "llada, two places": ("llada", {"per_step": 2}),
+    "sdar": ("sdar", {}),
+    "sdar, two places": ("sdar", {"per_step": 2}),
+    "sdar, sampled": ("sdar", {"temperature": 0.8}),
+    "fast": ("fast", {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoded", DECODED)
+def test_least_passes(decoded):
+    """A network whose logits do not depend on the text has every draft accepted, with
+    the noise of its own step, and also those that reach into the next block: the first
+    round takes one step, and each later one gamma + 1."""
+    family, how = DECODED[decoded]
     config = dataclasses.replace(CONFIGS[family], depth=1)
     params = jax.tree.map(jnp.zeros_like, params_of(config, 0))
     params["embed"]["embedding"] += 1.0
     params["head"]["kernel"] += np.arange(V) / V
     params["norm"]["scale"] += 1.0
-    for places, gamma in ((11, 3), (1, 2), (10, 2), (23, 6)):
-        options = Options(max_new_tokens=places, block=4)
-        model = LM(config, jnp.float64), params
-        _, info = generate(None, model, [[1, 1]], SelfSpeculation(gamma), options)
-        assert info.sequential == least_passes(places, gamma)
+    model = LM(config, jnp.float64), params
+    for places, gamma in ((11, 3), (1, 2), (40, 4)):
+        options = Options(max_new_tokens=places, block=4, **how)
+        request = jax.random.key(0), model, [[1, 1]], SelfSpeculation(gamma), options
+        _, info = generate(*request)
+        steps = int(np.max(info.trace.steps)) + 1
+        assert info.sequential == 1 + -(-(steps - 1) // (gamma + 1))
         assert info.acceptance == (None if places == 1 else 1)

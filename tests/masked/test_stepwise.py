@@ -11,13 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from masked_models import MASK, PLACES, V, canvas, reference, run
+from masked_models import (
+    CONFIGS,
+    MASK,
+    PLACES,
+    V,
+    canvas,
+    params_of,
+    reference,
+    run,
+)
 
 from cspd_jax.audit import FALSE_ALARM, counts_p_value
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import Window, window_at
 from cspd_jax.masked.rule import candidates, taken
 from cspd_jax.masked.stepwise import Steps
+from cspd_jax.networks.lm import LM
 from cspd_jax.sampling import gumbel
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -118,6 +128,7 @@ def test_the_reference_is_the_rule(rule, ahead):
         chex.assert_trees_all_equal(
             (found.text[row], found.steps[row]), by_hand(c, row)
         )
+    assert np.all(np.max(found.rounds, axis=1) + 1 == found.counts.rounds)
     (calls,) = found.counts.calls.values()
     steps = np.max(found.steps, axis=1) + 1
     if not block:
@@ -312,3 +323,19 @@ def test_lladas_schedule(places, block, steps, of_block):
     assert list(stepwise.llada_quotas(places, block, steps)) == of_block * (
         places // block
     )
+
+
+@pytest.mark.parametrize("family", ["sdar", "fast"])
+def test_all_blocks_in_one_pass(family):
+    """What training reads: each block sees itself and the clean blocks before it."""
+    config = CONFIGS[family]
+    model, params = LM(config, jnp.float64), params_of(config, 0)
+    random = np.random.default_rng(1)
+    clean = random.integers(0, MASK, (2, 10))
+    seen = np.where(random.random(clean.shape) < 0.5, MASK, clean)
+    found = model.denoise(params, seen, clean)
+    for first in range(0, 10, config.block):
+        block = slice(first, first + config.block)
+        row = np.concatenate([clean[:, :first], seen[:, block]], axis=1)
+        expected = model.forward(params, row)[:, first:]
+        chex.assert_trees_all_close(found[:, block], expected, atol=1e-12)

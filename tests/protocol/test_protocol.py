@@ -237,7 +237,8 @@ def check_masked(way, request, tokens, info):
         assert way.threshold or np.all(in_order == np.arange(PLACES))
     if way.method != "ssd":
         assert info.acceptance is None and rows == ROWS * info.sequential
-        assert np.all(info.trace.rounds == info.trace.steps)
+        # As published, a pass that stores a block takes no step.
+        assert np.all(info.trace.rounds >= info.trace.steps)
         return
     assert np.all(info.accepted <= info.tested)
     assert np.all(np.max(info.trace.rounds, axis=1) + 1 == info.rounds)

@@ -39,7 +39,7 @@ DREAM = dataclasses.replace(
 )
 # Causal between blocks. The first one predicts in place, the second is shifted.
 SDAR = dataclasses.replace(LLADA, family="sdar", block=4)
-FAST = dataclasses.replace(DREAM, family="Fast_dLLM_Qwen", block=8)
+FAST = dataclasses.replace(DREAM, family="Fast_dLLM_Qwen", block=4)
 STEPWISE = Steps()
 CONFIGS = {"llada": LLADA, "dream": DREAM, "sdar": SDAR, "fast": FAST}
 
@@ -58,6 +58,7 @@ def canvas(
     config = CONFIGS[family]
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 7, rows)
+    lengths[0] = 4  # the end of a block
     prompts = random.integers(0, MASK, (rows, 6))
     drawn = (
         temperature
