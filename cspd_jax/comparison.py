@@ -237,8 +237,8 @@ def _little(family: ModuleType, way: Request, size: int) -> Callable[[], Generat
             "stop_ids": (),
         }
     else:
-        places = min(most, max(options.block, size // options.block * options.block))
-        short = {"max_new_tokens": places, "block": min(options.block, places)}
+        block = masked.prepare(*way).canvas.block
+        short = {"max_new_tokens": min(most, max(block, size // block * block))}
     options = dataclasses.replace(options, **short)
     return functools.partial(family.generate, *way._replace(options=options))
 
