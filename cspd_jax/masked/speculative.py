@@ -165,7 +165,7 @@ class Walk(NamedTuple):
     last: [B] the number of the last text that was visited.
     going_on: [B] whether the last step led to that text. Otherwise the walk has ended.
     text: [B, G] the text after the last step.
-    step: [B] the number of steps taken, with those of earlier rounds.
+    step: [B] the number of steps taken, earlier rounds included.
     steps: [B, G] the step at which each place was filled.
     """
 

@@ -317,7 +317,8 @@ def check_pair(draft: object, target: object) -> None:
 
 def check_fit(config: RunConfig) -> None:
     """Raises UserError unless the image model has the same tokens and classes as the
-    data, of which an image is made, for which packages may be missing."""
+    data. It makes an image of the data, so a missing package is noticed here, before
+    anything is compiled."""
     model = config.model
     data = config.data
     tokens = patchify(data.batch(0, 1).images, model.patch_size)

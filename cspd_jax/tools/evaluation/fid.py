@@ -51,9 +51,9 @@ def fitted(rows: np.ndarray) -> Gaussian:
 
 def distance(first: Gaussian, second: Gaussian) -> float:
     """Returns |m1 - m2|^2 + Tr(C1 + C2 - 2 (C1 C2)^(1/2)), which is the squared Fréchet
-    distance of two Gaussians. FID is this number. Of Gaussians that are fitted to N and
-    M rows it is biased by N and M, so only distances with equal N and equal M can be
-    compared."""
+    distance of two Gaussians. FID is this number. If the Gaussians are fitted to rows,
+    the numbers of rows bias it, so two distances can be compared only if these numbers
+    are equal."""
     values, vectors = np.linalg.eigh(first.covariance)
     root = (vectors * np.sqrt(_nonnegative(values))) @ vectors.T
     # C1 C2 has the eigenvalues of the symmetric C1^(1/2) C2 C1^(1/2)
