@@ -31,6 +31,8 @@ pytestmark = pytest.mark.usefixtures("float64")
 ROWS = 8
 DREAM_RECIPE = {"temperature": 0.2, "top_p": 0.95, "confidence": "entropy"}
 CUT = {"temperature": 0.8, "top_p": 0.9, "top_k": 4}
+# A round can fill the whole window.
+MANY = {"temperature": 0.8, "threshold": 0.05, "block": 8, "places": 30}
 WAYS = {
     "llada": ("llada", {}),
     "llada, guided": ("llada", {"guidance": 0.7}),
@@ -58,6 +60,7 @@ WAYS = {
     "fast": ("fast", {}),
     "fast, threshold": ("fast", {"threshold": 0.3, "block": 2}),
     "fast, recipe": ("fast", {**DREAM_RECIPE, "block": 4}),
+    "fast, many places per step": ("fast, blocks of 8", MANY),
 }
 
 
@@ -149,16 +152,38 @@ def stores(variant):
     return jax.jit(filled)
 
 
+def stored_too_early(right):
+    def keep(c, *rest):
+        config = dataclasses.replace(c.network.config, shifted=False)
+        network = dataclasses.replace(c.network, config=config)
+        return right(dataclasses.replace(c, network=network), *rest)
+
+    return keep
+
+
 WRONG_STORES = {
-    "a block that was not finished when it was read": lambda right: (
-        lambda c, window, stored, fresh, version, seen, text: right(
-            c, window, stored, fresh, version, text, text
-        )
+    "a block that was not finished when it was read": (
+        "sdar",
+        {"temperature": 0.8},
+        lambda right: (
+            lambda c, window, stored, fresh, version, seen, text: right(
+                c, window, stored, fresh, version, text, text
+            )
+        ),
     ),
-    "the block of another text": lambda right: (
-        lambda c, window, stored, fresh, version, *texts: right(
-            c, window, stored, fresh, 0 * version, *texts
-        )
+    "the block of another text": (
+        "sdar",
+        {"temperature": 0.8},
+        lambda right: (
+            lambda c, window, stored, fresh, version, *texts: right(
+                c, window, stored, fresh, 0 * version, *texts
+            )
+        ),
+    ),
+    "the block that predicts the next place": (
+        "fast, blocks of 8",
+        MANY,
+        stored_too_early,
     ),
 }
 
@@ -166,12 +191,13 @@ WRONG_STORES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG_STORES)
 def test_wrong_stores_differ_somewhere(wrong):
-    way = stores(WRONG_STORES[wrong])
+    family, options, variant = WRONG_STORES[wrong]
+    way = stores(variant)
     differ = 0
     for seed in range(4):
-        options = {"temperature": 0.8, "per_step": 1 + seed % 2}
-        found = way(canvas("sdar", seed, **options), speculation(3))
-        differ += np.any(found.text != reference("sdar", seed, **options).text)
+        options = {**options, "per_step": 1 + seed % 2}
+        found = way(canvas(family, seed, **options), speculation(3))
+        differ += np.any(found.text != reference(family, seed, **options).text)
     assert differ
 
 

@@ -40,8 +40,15 @@ DREAM = dataclasses.replace(
 # Causal between blocks. The first one predicts in place, the second is shifted.
 SDAR = dataclasses.replace(LLADA, family="sdar", block=4)
 FAST = dataclasses.replace(DREAM, family="Fast_dLLM_Qwen", block=4)
+FAST_8 = dataclasses.replace(FAST, block=8)
 STEPWISE = Steps()
-CONFIGS = {"llada": LLADA, "dream": DREAM, "sdar": SDAR, "fast": FAST}
+CONFIGS = {
+    "llada": LLADA,
+    "dream": DREAM,
+    "sdar": SDAR,
+    "fast": FAST,
+    "fast, blocks of 8": FAST_8,
+}
 
 
 @functools.cache
