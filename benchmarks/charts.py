@@ -24,12 +24,13 @@ def lines(
     top: float = 0.0,
 ) -> Image.Image:
     """Draws several lines over the same named places. The vertical axis goes from 0 to
-    at least `top`. A value of None is left out."""
+    at least `top`. A value of None is left out, and so are the last places of a line
+    with fewer values."""
     figure = Figure((8.0, 3.2), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel=below)
     for name, values in series.items():
         axes.plot(
-            names,
+            names[: len(values)],
             [math.nan if value is None else value for value in values],
             marker=".",
             label=name,

@@ -6,6 +6,8 @@
     python benchmarks/paper.py --out paper  # all items
     # Makes the table that docs/images.md shows.
     python benchmarks/paper.py table1 --respacing ddim100 --gamma 3 8
+    # Makes the figures that docs/benchmarks.md shows.
+    python benchmarks/paper.py figure11 figure13 figure14 figure15 --gamma 2 4
 
 Each item is written as FOLDER/NAME.json, NAME.md and NAME.png. An item whose JSON
 exists is not made again. Every row says exact or lossy. The paper itself was not at
@@ -35,11 +37,14 @@ from cspd_jax.comparison import Request
 from cspd_jax.coupling.draft_length import speedup
 from cspd_jax.image import (
     DraftSpeculation,
+    Known,
     PaperCriterion,
     Plain,
     Released,
     SelfSpeculation,
+    prepare,
 )
+from cspd_jax.image.bound import bind
 from cspd_jax.image.options import Options
 from cspd_jax.keys import seed_key
 from cspd_jax.reports.pictures import acceptance_maps, titled
@@ -77,6 +82,10 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 EMBEDDED = "ddim25"  # a quarter of the denoising steps of the package's models
 FEW = 8  # images in a row
+# The shares of known tokens, guidance scales and temperatures of figures 11, 13 and 14.
+PREFILL = (0.0, 0.05, 0.15)
+GUIDANCE = (1.0, 3.0, 5.0)
+TEMPERATURES = (0.9, 1.0, 1.1)
 
 
 class Table(NamedTuple):
@@ -108,10 +117,19 @@ class Made:
     image."""
 
     tokens: np.ndarray
-    labels: np.ndarray
+    request: Request
     info: Any
     seconds: float
-    verdict: str
+
+    @property
+    def labels(self) -> np.ndarray:
+        """[N] the class of each image."""
+        return self.request.what
+
+    @property
+    def verdict(self) -> str:
+        """Whether the images have the target's distribution: exact or lossy."""
+        return "exact" if self.info.exact else "lossy"
 
     @property
     def calls(self) -> int:
@@ -153,35 +171,51 @@ class Runs:
     draft: Any
     kept: dict[str, Made] = dataclasses.field(default_factory=dict)
 
-    def request(self, way: dict[str, Any], images: int) -> Request:
+    def request(
+        self, way: dict[str, Any], images: int, prefill: float = 0.0, **sampling: Any
+    ) -> Request:
         """Returns the request for a way. The class of image i is i modulo the number of
-        classes."""
+        classes.
+
+        prefill: the share of tokens that are known. They are at random positions, and
+            come from images of the plain sampler.
+        sampling: options, by name.
+        """
         labels = np.arange(images) % self.target.config.num_classes
         given = dict(way)
         denoise = given.pop("denoise", "plain")
         make = METHODS[given.pop("method")]
         method = make(self.draft, **given)
         final_noise = method.needs_final_noise is not False
+        if prefill:
+            tokens = self(PLAIN, images).tokens
+            number = round(prefill * tokens.shape[1])
+            ranks = np.random.default_rng(0).permuted(
+                np.tile(np.arange(tokens.shape[1]), (images, 1)), axis=1
+            )
+            sampling["known"] = Known(tokens, ranks < number)
         options = Options(
-            denoise=denoise, final_noise=final_noise, respacing=self.args.respacing
+            denoise=denoise,
+            final_noise=final_noise,
+            respacing=self.args.respacing,
+            **sampling,
         )
         return Request(seed_key(0), self.target, labels, method, options)
 
-    def __call__(self, way: dict[str, Any], images: int = FEW) -> Made:
+    def __call__(
+        self, way: dict[str, Any], images: int = FEW, **sampling: float
+    ) -> Made:
         """Returns the images of a way, which are made if they are not kept. Their
         seconds are the least of several runs."""
         images = min(images, self.args.images or images)
-        key = str([sorted(way.items(), key=str), images])
+        key = str([sorted(way.items(), key=str), images, sampling])
         if key not in self.kept:
-            request = self.request(way, images)
+            request = self.request(way, images, **sampling)
             tokens, info, seconds = timed_images(request)
             times = [seconds]
             while not self.args.toy and sum(times) < 4 and len(times) < 6:
                 times.append(timed_images(request)[2])
-            verdict = "exact" if info.exact else "lossy"
-            self.kept[key] = Made(
-                tokens, request.what, info, min(times) / images, verdict
-            )
+            self.kept[key] = Made(tokens, request, info, min(times) / images)
         return self.kept[key]
 
     def gammas(self, name: str) -> list[int]:
@@ -351,6 +385,133 @@ def table3(run: Runs) -> Item:
     return [Table("Ours", columns, rows), whole], chart
 
 
+def _by_gamma(run: Runs) -> list[tuple[str, int, dict[str, Any]]]:
+    """Returns the name of each way, its gammas, and the way with this gamma."""
+    return [
+        (name, gamma, {**way, "gamma": gamma})
+        for name, way in WAYS.items()
+        for gamma in run.gammas(name)
+    ]
+
+
+Lines = dict[str, dict[str, list[float | None]]]
+
+
+def _charts(found: Lines, below: str, names: Sequence[Any]) -> Image.Image:
+    """Draws a chart of the acceptance for each way, with a line for each setting."""
+    names = [str(name) for name in names]
+    return titled(
+        [
+            ("", lines(of, f"acceptance, {way}", below, names, 1.0))
+            for way, of in found.items()
+        ]
+    )
+
+
+@item("figure11", "Acceptance and speed by the share of known tokens")
+def figure11(run: Runs) -> Item:
+    rows = []
+    found: Lines = {}
+    for name, gamma, way in _by_gamma(run):
+        for share in PREFILL:
+            plain = run(PLAIN, prefill=share)
+            made = run(way, prefill=share)
+            fewer = plain.calls / made.calls
+            faster = plain.seconds / made.seconds
+            known = f"{share:.0%}"
+            rows.append(
+                (
+                    name,
+                    made.verdict,
+                    gamma,
+                    known,
+                    made.acceptance,
+                    made.error,
+                    fewer,
+                    faster,
+                )
+            )
+            of_way = found.setdefault(f"{name} ({made.verdict})", {})
+            of_way.setdefault(f"gamma {gamma}", []).append(made.acceptance)
+    columns = [
+        "way",
+        "exact or lossy",
+        "gamma",
+        "known",
+        "acceptance",
+        "standard error",
+        "fewer calls",
+        "speed-up in seconds",
+    ]
+    names = [f"{share:.0%}" for share in PREFILL]
+    return [Table("Ours", columns, rows)], _charts(found, "known tokens", names)
+
+
+@item("figure13", "Acceptance by draft length and guidance scale")
+def figure13(run: Runs) -> Item:
+    rows = []
+    found: Lines = {}
+    for name, gamma, way in _by_gamma(run):
+        for cfg in GUIDANCE:
+            made = run(way, cfg=cfg)
+            rows.append((name, made.verdict, cfg, gamma, made.acceptance, made.error))
+            of_way = found.setdefault(f"{name} ({made.verdict})", {})
+            of_way.setdefault(f"guidance {cfg:g}", []).append(made.acceptance)
+    columns = [
+        "way",
+        "exact or lossy",
+        "guidance",
+        "gamma",
+        "acceptance",
+        "standard error",
+    ]
+    return [Table("Ours", columns, rows)], _charts(found, "gamma", run.args.gamma)
+
+
+@item("figure14", "Acceptance along the generation, by temperature")
+def figure14(run: Runs) -> Item:
+    rows = []
+    found: Lines = {}
+    for name, way in WAYS.items():
+        for temperature in TEMPERATURES:
+            made = run({**way, "gamma": run.least}, temperature=temperature)
+            order = bind(prepare(*made.request)).order
+            revealed = np.take_along_axis(made.marks, np.asarray(order), axis=1)
+            shares = [
+                float(np.sum(part > 0) / np.sum(part != 0)) if np.any(part) else None
+                for part in np.array_split(revealed, 8, axis=1)
+            ]
+            rows.append((name, made.verdict, run.least, temperature, *shares))
+            of_way = found.setdefault(f"{name} ({made.verdict})", {})
+            of_way[f"temperature {temperature:g}"] = shares
+    eighths = [f"{number}/8" for number in range(1, 9)]
+    columns = ["way", "exact or lossy", "gamma", "temperature", *eighths]
+    chart = _charts(found, "eighth of the tokens, as they are revealed", eighths)
+    return [Table("Ours", columns, rows)], chart
+
+
+@item("figure15", "Rejected drafts by draft length")
+def figure15(run: Runs) -> Item:
+    rows = []
+    series: dict[str, list[float]] = {}
+    for name, gamma, way in _by_gamma(run):
+        made = run(way)
+        rejected = float(np.mean(np.sum(made.marks < 0, axis=1)))
+        rows.append((name, made.verdict, gamma, rejected, made.acceptance))
+        series.setdefault(f"{name} ({made.verdict})", []).append(rejected)
+    columns = [
+        "way",
+        "exact or lossy",
+        "gamma",
+        "rejected drafts of an image, each followed by a draw of the residual",
+        "acceptance",
+    ]
+    names = [str(gamma) for gamma in run.args.gamma]
+    return [Table("Ours", columns, rows)], lines(
+        series, "rejected drafts", "gamma", names
+    )
+
+
 @item("figure16", "Where in the image drafts are accepted")
 def figure16(run: Runs) -> Item:
     rows = []
@@ -475,7 +636,7 @@ def main() -> None:
     names = (
         args.names
         if "all" not in args.names
-        else ["table3", "figure16"]
+        else ["table3", "figure14", "figure15"]
         if args.toy
         else list(ITEMS)
     )

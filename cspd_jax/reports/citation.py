@@ -11,26 +11,29 @@ _OWN = (
     "@software{cspd_jax,\n  author = {{The cspd_jax authors}},\n  title ="
     " {cspd_jax},\n}"
 )
+# Block verification, of tokens and of denoising steps. A value can name several works.
+_GAUSSIAN_BLOCKS = "block diffusions"
 _OF_CLASS = {
-    "image.chain.ChainSpeculation": "block",
+    "image.chain.ChainSpeculation": _GAUSSIAN_BLOCKS,
     "image.lossy.Annealing": "disa",
     "image.lossy.Checkerboard": "gtr",
     "image.methods.DraftSpeculation": "cspd",
     "image.methods.Released": "cspd",
-    "image.methods.SelfSpeculation": "block",
-    "image.criterion.PathCriterion": "block",
+    "image.methods.SelfSpeculation": _GAUSSIAN_BLOCKS,
+    "image.criterion.PathCriterion": _GAUSSIAN_BLOCKS,
     "masked.options.SelfSpeculation": "ssd",
     "networks.mar.MARConfig": "mar",
     "networks.sphere.SphereConfig": "sphere",
     "networks.eagle.EagleConfig": "eagle3",
     "text.methods.Tree": "specinfer",
 }
-_OF_VALUE = {  # (field of a configuration or of options, its value) -> work
+_OF_VALUE = {  # (field of a configuration or of options, its value) -> works
     ("coupled", True): "coupled",
-    ("denoise", "speculative"): "block",
+    ("denoise", "speculative"): _GAUSSIAN_BLOCKS,
     ("family", "dream"): "dream",
     ("family", "llada"): "llada",
     ("rule", "block"): "block",
+    ("rule", "deepmind"): "chen",
     ("rule", "google"): "leviathan",
     ("rule", "tree"): "recursive",
 }
@@ -49,14 +52,14 @@ def citation(*used: object) -> str:
 def _keys(used: object) -> Iterator[str]:
     place = f"{type(used).__module__}.{type(used).__name__}".removeprefix("cspd_jax.")
     if place in _OF_CLASS:
-        yield _OF_CLASS[place]
+        yield from _OF_CLASS[place].split()
     if dataclasses.is_dataclass(used):
         of = vars(used)
     else:
         of = used._asdict() if hasattr(used, "_asdict") else {}
     for name, value in of.items():
         if isinstance(value, (str, bool)) and (name, value) in _OF_VALUE:
-            yield _OF_VALUE[name, value]
+            yield from _OF_VALUE[name, value].split()
         yield from _keys(value)
 
 

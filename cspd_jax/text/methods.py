@@ -58,8 +58,9 @@ class Speculation:
     )
     rule: str = option(
         "block",
-        "block and google sample from the same distribution as plain decoding, match"
-        " gives its very tokens; when greedy all of them do (default: block)",
+        "block, google and deepmind (two names of one test) sample from the same"
+        " distribution as plain decoding, match gives its very tokens; when greedy all"
+        " of them do (default: block)",
         flags=("--rule",),
         choices=RULES,
     )

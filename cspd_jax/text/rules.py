@@ -43,9 +43,14 @@ class Verdict(NamedTuple):
     truncated: Array
 
 
-def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Rejects a draft if r > p / q, where r is uniform. The first rejected draft is
-    replaced by a draw from the residual (p - q)_+."""
+def token_by_token(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
+    """Tests the drafts one after the other, with a uniform number r for each. The first
+    rejected draft is replaced by a draw from the residual (p - q)_+.
+
+    "google" (Leviathan et al.) rejects a draft if r > p / q. "deepmind" (Chen et al.)
+    accepts it if r < min(1, p / q). The two are one test: r is below 1, so the minimum
+    changes nothing, and r = p / q has probability 0.
+    """
     gamma = drafts.tokens.shape[1]
     num_ids = log_p.shape[-1]
     of_drafts = drafts.tokens[:, :, None]
@@ -76,7 +81,7 @@ def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
 
 def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
     """Tests all drafts of a round together. On average it accepts at least as many
-    drafts as `google`."""
+    drafts as `token_by_token`."""
     log_q = drafts.log_q
     if log_q is None:
         log_q = point_mass(drafts.tokens, log_p.shape[-1], log_p.dtype)
@@ -118,9 +123,13 @@ def agree(tokens: Array, drafts: Drafts) -> Verdict:
     return Verdict(tau, _take(tokens, tau), jnp.zeros(tau.shape, bool))
 
 
+_BY_TOKEN = (
+    "accepted drafts and draws from the residual together have the target's"
+    " distribution"
+)
 WHY = {
-    "google": "accepted drafts and draws from the residual together have the target's"
-    " distribution",
+    "google": _BY_TOKEN,
+    "deepmind": _BY_TOKEN,
     "block": "the accepted part of each draft and the token after it together have the"
     " target's distribution",
     "tree": "accepted branches and draws from what the others leave have together the"
@@ -129,7 +138,8 @@ WHY = {
     " drawn in one pass",
 }
 RULES: dict[str, Callable[[Array, Array, Array, Drafts], Verdict]] = {
-    "google": google,
+    "google": token_by_token,
+    "deepmind": token_by_token,
     "block": block,
     "match": match,
 }

@@ -23,6 +23,7 @@ def test_what_is_used_is_cited():
     ) == [
         "cspd_jax",
         "block",
+        "diffusions",
     ]
     assert keys_of(Released(draft)) == ["cspd_jax", "cspd", "mar"]
     assert keys_of(cspd_jax.Options(anneal=Annealing())) == ["cspd_jax", "disa"]
@@ -30,8 +31,11 @@ def test_what_is_used_is_cited():
         "cspd_jax",
         "block",
         "coupled",
+        "diffusions",
     ]
     by_token = text.Speculation(text.PromptLookup(), rule="google")
     assert keys_of(by_token) == ["cspd_jax", "leviathan"]
+    by_token = text.Speculation(text.PromptLookup(), rule="deepmind")
+    assert keys_of(by_token) == ["cspd_jax", "chen"]
     assert keys_of(masked.SelfSpeculation()) == ["cspd_jax", "ssd"]
     assert cspd_jax.citation(model).count("eprint = {2406.11838}") == 1

@@ -120,6 +120,7 @@ MIXED = {
 
 WAYS = {
     "google": ("google", "near", SAMPLED, {}),
+    "deepmind": ("deepmind", "near", SAMPLED, {}),
     "block": ("block", "near", SAMPLED, {}),
     "match": ("match", "near", SAMPLED, {}),
     "google, lookup, stop": ("google", "lookup", SAMPLED, {"stop_ids": (STOP,)}),
