@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 from cspd_jax import hub, text
@@ -24,13 +25,20 @@ from cspd_jax.models import HeadModel, TextModel
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.parallel import default_mesh
 
+# The drafts that are made of the target or of the text itself, by the value of --draft.
+DRAFTS: dict[str, Callable[[TextModel], Any]] = {
+    "int8": lambda target: (target.network, quantise(target.params, 8)),
+    "int4": lambda target: (target.network, quantise(target.params, 4)),
+    "lookup": lambda target: text.PromptLookup(),
+}
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     _texts.add_flags(parser, "text-default")
     parser.add_argument(
         "--draft",
-        metavar="MODEL|int8|int4|lookup",
+        metavar="|".join(("MODEL", *DRAFTS)),
         help="another model, a head that reads the target's states (cspd-jax distill"
         " --states), the target's own weights in 8 or 4 bits, or copies from the text"
         " so far (default: text-default-draft for text-default, otherwise lookup)",
@@ -114,10 +122,8 @@ def default_draft(target: TextModel) -> str:
 def load_drafter(name: str, target: TextModel, dtype: str) -> Any:
     """Returns the drafter with the name of a --draft flag, as `text.Speculation` and
     `text.Tree` take it."""
-    if name == "lookup":
-        return text.PromptLookup()
-    if name in ("int8", "int4"):
-        return target.network, quantise(target.params, int(name[3:]))
+    if name in DRAFTS:
+        return DRAFTS[name](target)
     if _is_head(name):
         return text.draft_from_states(hub.load(name, dtype), target)
     draft = hub.load(name, dtype, target.mesh, of=TextModel)

@@ -15,7 +15,6 @@ from cspd_jax.language_models import Model
 from cspd_jax.text.drafters import (
     DrafterLike,
     Drafting,
-    PromptLookup,
     resolve_drafter,
 )
 from cspd_jax.text.rules import RULES
@@ -117,10 +116,13 @@ class Tree:
 
     def drafting(self) -> Drafting:
         """Returns the drafter and its parameters."""
-        if isinstance(self.draft, PromptLookup):
-            raise UserError("look-up makes no trees; give a model as the draft")
         if isinstance(self.draft, Drafting):
             return head_tree(self.draft, self.widths)
+        if hasattr(self.draft, "draft"):
+            name = type(self.draft).__name__
+            raise UserError(
+                f"{name} makes no trees; give a model or a head as the draft"
+            )
         return draft_tree(self.draft, self.widths)
 
 

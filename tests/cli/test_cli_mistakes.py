@@ -97,7 +97,7 @@ def folder(tmp_path_factory):
             "is a masked-diffusion model; use cspd-jax masked",
         ),
         ("masked --target text-default", "is a causal model; use cspd-jax text"),
-        ("text --method tree --draft lookup", "look-up makes no trees"),
+        ("text --method tree --draft lookup", "PromptLookup makes no trees"),
         ("text --prompt a --new-tokens 1000000000", "more than the 1024 positions"),
         ("convert none.pth out", "none.pth does not exist"),
         ("convert text.pth out", "or no PyTorch checkpoint"),

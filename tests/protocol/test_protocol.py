@@ -17,7 +17,7 @@ import pytest
 import samplers
 from linear_tokens import LinearTokens
 from masked_models import MASK, PLACES
-from samplers import FIXED, MAX_GAMMA, ROWS, STEPS, WIDTHS, ImageWay, TextWay, each
+from samplers import FIXED, MAX_GAMMA, ROWS, STEPS, ImageWay, TextWay, each
 
 from cspd_jax import image
 from cspd_jax.networks.lm import LM
@@ -198,11 +198,12 @@ def check_text(way, request, tokens, info):
         assert (
             not marks[row, :n].any() and marks[row, n : info.trace.lengths[row]].all()
         )
-    drafts = {None: 0, "tree": 2 + 4 + 4}.get(way.drafter, MAX_GAMMA)
+    of = samplers.DRAFTERS.get(way.drafter)
+    drafts = 0 if of is None else of.drafts
     (passes, rows) = info.calls["target"]
     (draft_passes, draft_rows) = info.calls["draft"]
     assert rows == ROWS * (drafts + 1) * passes
-    if way.drafter is None:
+    if of is None:
         assert set(np.unique(marks)) == {0, PLAIN} and info.acceptance is None
         assert info.made.sum() == info.rounds.sum() and draft_passes == draft_rows == 0
         return
@@ -213,18 +214,9 @@ def check_text(way, request, tokens, info):
     assert info.tested[:, 0].sum() == info.rounds.sum() - count(PLAIN).sum()
     for flags in (info.tested, info.accepted):
         assert np.all(np.diff(flags.sum(axis=0)) <= 0)
-    if way.drafter == "lookup":
-        assert draft_passes == draft_rows == 0
-    elif way.drafter == "tree":  # a level is a pass, and the last one is not read
-        assert draft_passes == len(WIDTHS) * passes
-        assert draft_rows == ROWS * (2 + 2 + 4) * passes
-    # The first pass of a round reads what the last one may have added.
-    elif way.drafter == "head":
-        first = ROWS * (MAX_GAMMA + 1) * passes
-        assert draft_rows == first + ROWS * (draft_passes - passes)
-    else:
-        assert passes <= draft_passes <= MAX_GAMMA * passes
-        assert draft_rows == ROWS * (draft_passes + passes)  # see ModelDrafter
+    least, most = of.passes
+    assert least * passes <= draft_passes <= most * passes
+    assert draft_rows == ROWS * of.rows(passes, draft_passes)
 
 
 def check_masked(way, request, tokens, info):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -191,6 +191,52 @@ IMAGE = {
 }
 
 
+class OfDrafter(NamedTuple):
+    """A drafter of text, and what its work is counted as.
+
+    make: a function of (target, a model near it) that returns what `method` takes.
+    passes: the least and the most passes of the drafter, for a pass of the target.
+    rows: a function of (passes of the target, passes of the drafter) that returns the
+        tokens in the drafter's passes, for each text.
+    drafts: the drafts that a pass of the target reads.
+    method: the method, as a function of the draft and of what `TextWay` gives.
+    """
+
+    make: Callable[[Any, Any], Any]
+    passes: tuple[int, int] = (0, 0)
+    rows: Callable[[int, int], int] = lambda target, own: 0
+    drafts: int = MAX_GAMMA
+    method: Callable[..., Any] = text.Speculation
+
+
+def head_of(target: TextModel, near: TextModel) -> Any:
+    ids = np.arange(target.config.known_ids)[::-1]
+    head = text_models.head(target.network, target.params, ids)
+    return text.draft_from_states(head, target, confidence=0)
+
+
+DRAFTERS = {
+    "lookup": OfDrafter(lambda target, near: text.PromptLookup()),
+    # The first pass of a round reads what the last one may have added.
+    "model": OfDrafter(
+        lambda target, near: near,
+        (1, MAX_GAMMA),
+        lambda target, own: own + target,  # see ModelDrafter
+    ),
+    "head": OfDrafter(
+        head_of, (1, MAX_GAMMA), lambda target, own: MAX_GAMMA * target + own
+    ),
+    # A level is a pass, and the last one is not read.
+    "tree": OfDrafter(
+        lambda target, near: near,
+        (len(WIDTHS), len(WIDTHS)),
+        lambda target, own: (2 + 2 + 4) * target,
+        2 + 4 + 4,
+        lambda draft, *how, **more: text.Tree(draft, WIDTHS),
+    ),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class TextWay:
     """Without a drafter this is plain decoding. filtered: by top-k and top-p."""
@@ -229,25 +275,14 @@ class TextWay:
         how = dict(self.options)
         of_options = {"exact_bits", "stop_ids"} & how.keys()
         options |= {name: how.pop(name) for name in of_options}
-        draft = self.drafts(target, near)
-        if draft is None:
+        if self.drafter is None:
             method = text.Plain()
-        elif self.drafter == "tree":
-            method = text.Tree(draft, WIDTHS)
         else:
-            rule = self.rule or "block"
-            method = text.Speculation(draft, gamma, rule, max_gamma=MAX_GAMMA, **how)
+            of = DRAFTERS[self.drafter]
+            draft = of.make(target, near)
+            method = of.method(draft, gamma, self.rule, max_gamma=MAX_GAMMA, **how)
         prompts = text.Prompts(tokens, lengths)
         return row_keys(seed, rows), target, prompts, method, text.Options(**options)
-
-    def drafts(self, target: TextModel, near: TextModel) -> Any:
-        if self.drafter == "lookup":
-            return text.PromptLookup()
-        if self.drafter == "head":
-            ids = np.arange(target.config.known_ids)[::-1]
-            head = text_models.head(target.network, target.params, ids)
-            return text.draft_from_states(head, target, confidence=0)
-        return near if self.drafter in ("model", "tree") else None
 
 
 @dataclasses.dataclass(frozen=True)
