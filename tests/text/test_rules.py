@@ -59,6 +59,7 @@ def drafter(kind):
     if kind == "fewer ids":
         lm = text_models.model(V - 1, padding=3, dtype=jnp.float32)
         return lm, text_models.params(lm, seed=5, scale=0.6)
+    assert kind == "near"
     return lm, text_models.near(params, scale=0.35)
 
 
