@@ -428,6 +428,8 @@ def make_config(folder: Folder, options: Options = Options()) -> LMConfig:
     file = folder.path / GENERATION
     refuse_the_unrepresentable(values, own_code=FAMILIES[name].own_code)
     fields = FAMILIES[name].fields(values)
+    if max(fields.get("mask_ids", (0,))) >= fields["vocab_size"]:
+        raise values.refuse("mask_token_id", "it must be in the vocabulary")
     generation = Values(read_object(file) if file.is_file() else {})
     ids = lambda key: generation.ids(key) or values.ids(key)
     return LMConfig(

@@ -70,7 +70,7 @@ def test_masked_diffusion_models(tmp_path):
     assert (whole.causal, whole.mask_ids, whole.eos_ids) == (False, (9,), (3,))
     dream, qwen2, sdar, fast = (
         make_config(open_source(write(tmp_path / c["model_type"], c)))
-        for c in (DREAM, QWEN2, SDAR, FAST_DLLM)
+        for c in (DREAM, QWEN2, SDAR, FAST_DLLM | {"mask_token_id": 8})
     )
     assert (sdar.causal, sdar.block, sdar.shifted, sdar.mask_ids) == (
         False,
@@ -79,7 +79,9 @@ def test_masked_diffusion_models(tmp_path):
         (8,),
     )
     of_blocks = {"family": "Fast_dLLM_Qwen", "tie_embeddings": True, "block": 8}
-    assert fast == dataclasses.replace(dream, **of_blocks, mask_ids=(151_665,))
+    assert fast == dataclasses.replace(dream, **of_blocks)
+    with pytest.raises(UserError, match="mask_token_id is .* be in the vocabulary"):
+        make_config(open_source(write(tmp_path / "fast", FAST_DLLM)))
     masked = {
         "family": "Dream",
         "tie_embeddings": False,
