@@ -9,8 +9,6 @@ see `runner_cases`. A group yields (what, difference, tolerance); the tests ask 
 none exceeds its tolerance.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

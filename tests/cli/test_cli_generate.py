@@ -1,7 +1,5 @@
 """`cspd-jax generate` by whole commands: files, pictures and reports."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`cspd-jax text` and `masked` by whole commands: what they print and report."""
 
-from __future__ import annotations
-
 import json
 
 import jax

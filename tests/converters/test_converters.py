@@ -1,8 +1,6 @@
 """Names, shapes and sizes: nothing may be left over on either side, and everything
 wrong is named."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,8 +1,6 @@
 """GGUF files: the same numbers as from Hugging Face's, their tokenizer, and what is
 refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

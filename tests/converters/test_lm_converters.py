@@ -1,7 +1,5 @@
 """Hugging Face folders of language models: names, configurations, values."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import chex

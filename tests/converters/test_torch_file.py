@@ -1,7 +1,5 @@
 """The PyTorch checkpoint reader: what it reads, and everything it refuses."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -4,8 +4,6 @@ ordered drafts.
 Nothing is sampled, except in the last test.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -11,8 +11,6 @@ its own), `specforge` (model.safetensors, named layers, every id, an embedding o
 own) and `speculators` (layers.0, sizes in an object, the normed state as the residual).
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pathlib

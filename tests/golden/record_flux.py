@@ -8,8 +8,6 @@ only, nothing around the latents. Its latents are normalised over the numbers of
 patch, which is done here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -10,8 +10,6 @@ Masked-diffusion models are another family's, under their names and read with a 
 mask, or with one that is causal between blocks.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -9,8 +9,6 @@ the best logit is ahead of the second best. Needs torch, transformers, gguf and 
 model's package.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,8 +1,6 @@
 """`generate` in Python: what a notebook relies on; pictures as tokens and back, and
 regions of them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import chex

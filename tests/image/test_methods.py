@@ -1,8 +1,6 @@
 """Methods: which are exact, what they can be asked for, the fastest of them; and the
 gains beside checkpoints or fitted in the call."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,8 +1,6 @@
 """Chosen sets of moves: whatever the table, the text is that of stepwise decoding; how
 tables are fitted."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,8 +1,6 @@
 """Self-speculation of masked-diffusion models always writes what the stepwise reference
 writes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import chex

@@ -1,8 +1,6 @@
 """The reference of masked-diffusion decoding: the rule by hand, as Dream and LLaDA
 publish it, with their draws and schedules, and as SDAR and Fast-dLLM v2 decode."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

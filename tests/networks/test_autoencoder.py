@@ -1,7 +1,5 @@
 """KL-16 against numbers recorded from the PyTorch implementation."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

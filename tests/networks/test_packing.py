@@ -1,8 +1,6 @@
 """A packed pass gives what a whole one gives for the tokens that are not padding, and
 decoding with packed passes gives the texts of decoding without."""
 
-from __future__ import annotations
-
 import functools
 
 import chex

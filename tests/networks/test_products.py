@@ -1,8 +1,6 @@
 """Kernels that lie by outputs give what the others give, and are used where they
 help."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import chex

@@ -1,8 +1,6 @@
 """The S-VAE: against numbers recorded from the PyTorch implementation, its files, and
 its distribution."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

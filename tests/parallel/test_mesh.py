@@ -1,8 +1,6 @@
 """Meshes: the same tokens and counts whatever shares the work; parameters that no
 device holds whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

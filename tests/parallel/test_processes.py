@@ -1,8 +1,6 @@
 """Two processes as one program: the same results as one, and none waits for one that
 failed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

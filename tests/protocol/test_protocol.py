@@ -5,8 +5,6 @@ numbers compile nothing; a caller may jit it; the counts add up. In float64, bec
 different programs round differently.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,8 +1,6 @@
 """The notebooks run from top to bottom in a small configuration, without the network,
 and are kept with what they show."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -6,8 +6,6 @@ its commands are read by the real parser all the same. Programs in benchmarks/ a
 by test_benchmarks.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,8 +1,6 @@
 """Keys of other generators, and another default of JAX: the same bits, or one sentence
 why not."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

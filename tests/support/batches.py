@@ -1,7 +1,5 @@
 """Images to be made by one of the samplers, without a model around the network."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -4,8 +4,6 @@ Rows of queries and keys are exchanged as the format's published converter does 
 llama file the two dimensions that are rotated together lie side by side.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny random model folders in the Hugging Face format."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Random weights of the FID Inception network under the names of the published file,
 and images for it."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Tiny random masked-diffusion models, prompts for them, and what the stepwise
 reference makes of these."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

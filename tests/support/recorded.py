@@ -1,7 +1,5 @@
 """Files of recorded numbers, and the checkpoints that they were recorded with."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path
@@ -43,7 +41,7 @@ class Network:
     """A recorded checkpoint: configuration and our parameters. `like`: one that has its
     number of heads, if nothing else tells."""
 
-    def __init__(self, folder: Path, name: str, like: Network | None = None):
+    def __init__(self, folder: Path, name: str, like=None):
         source = open_source(folder / f"{name}.pth")
         keys = folder / f"{name}_keys.json"
         known = (

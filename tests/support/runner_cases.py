@@ -4,8 +4,6 @@
 difference, tolerance).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ and `stream` of its family for ROWS rows; all but row FIXED depend on the seed. 
 sampler is a new row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -10,8 +10,6 @@ Records are checked where the package makes them by name: what `jax.tree.map` or
 makes of them may have other dimensions.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

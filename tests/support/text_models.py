@@ -1,7 +1,5 @@
 """Tiny random language models, and their plain decoding in numpy, without a cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """Tiny random checkpoints for the tests of `generate`."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,8 +1,6 @@
 """Writes PyTorch checkpoints without torch, honest ones and hostile ones; an array of a
 tree is a tensor."""
 
-from __future__ import annotations
-
 import collections
 import io
 import pickle

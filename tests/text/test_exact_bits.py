@@ -1,8 +1,6 @@
 """exact_bits: texts with drafts are plain decoding's in float32, too, where they would
 part at near-ties."""
 
-from __future__ import annotations
-
 import functools
 
 import chex

@@ -1,8 +1,6 @@
 """Caches are written where they lie: a pass that copies them costs time by how long
 texts may become."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

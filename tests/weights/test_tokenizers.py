@@ -1,8 +1,6 @@
 """Tokenizers from files: their own padding is not obeyed, and they must be the model's
 own."""
 
-from __future__ import annotations
-
 import copy
 import json
 
