@@ -5,12 +5,11 @@ import json
 import jax
 import numpy as np
 import pytest
-from hf_folder import DREAM, LLADA, LLAMA, tensors, write
+import word_models
+from commands import printed, run
+from hf_folder import DREAM, LLADA, LLAMA, V, tensors, write
 
-from cspd_jax.__main__ import main
-
-PROMPTS = ("--prompt-ids", "1,2,3,4", "--prompt-ids", "5,6")
-EXACT = ("--dtype", "float64", "--no-stop")
+PROMPTS = "--prompt-ids 1,2,3,4 --prompt-ids 5,6 --dtype float64"
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +32,8 @@ def folders(tmp_path_factory):
     }
 
 
-def printed(capsys, *argv):
-    assert main([str(a) for a in (*argv, "--json")]) == 0
-    return json.loads(capsys.readouterr().out)
+def asked(folders, new):
+    return f"text --target {folders['llama']} {PROMPTS} --no-stop --new-tokens {new} "
 
 
 @pytest.mark.slow
@@ -45,78 +43,37 @@ def printed(capsys, *argv):
 )
 def test_text_is_that_of_plain_decoding(folders, capsys, method, draft):
     """Greedy, in float64; the report adds up."""
-    common = (
-        "text",
-        "--target",
-        folders["llama"],
-        *PROMPTS,
-        "--new-tokens",
-        20,
-        *EXACT,
-    )
-    plain = printed(capsys, *common, "--method", "plain")
-    found = printed(
-        capsys, *common, "--draft", folders.get(draft, draft), "--method", method
-    )
-    assert (
-        found["ids"] == plain["ids"]
-        and found["text"] == [None, None]
-        and found["tokens"] == 40
-    )
-    assert found["exact"] and found["method"] == method and found["rounds"] < 20
-    assert (
-        plain["acceptance"] is None
-        and found["accepted"] > 0
-        and found["truncated"] == 0
-    )
+    common = asked(folders, 20)
+    plain = printed(capsys, common + "--method plain")
+    how = f"--draft {folders.get(draft, draft)} --method {method}"
+    found = printed(capsys, common + how)
+    wanted = {"ids": plain["ids"], "text": [None, None], "tokens": 40, "exact": True}
+    wanted |= {"method": method, "truncated": 0}
+    assert wanted.items() <= found.items()
+    assert found["rounds"] < 20
+    assert plain["acceptance"] is None and found["accepted"] > 0
     calls = {name: of["sequential"] for name, of in plain["calls"].items()}
-    assert (
-        calls == {"target": 20, "draft": 0}
-        and found["calls"]["target"]["sequential"] < 20
-    )
+    assert calls == {"target": 20, "draft": 0}
+    assert found["calls"]["target"]["sequential"] < 20
 
 
 @pytest.mark.slow
 def test_match_repeats_plain_sampling(folders, capsys):
-    common = (
-        "text",
-        "--target",
-        folders["llama"],
-        *PROMPTS,
-        "--new-tokens",
-        16,
-        *EXACT,
-    )
-    common += ("--temperature", 1.3, "--top-k", 20, "--top-p", 0.9, "--seed", 4)
-    found = printed(
-        capsys, *common, "--rule", "match", "--draft", folders["draft"], "--compare"
-    )
-    assert (
-        found["compared_to_plain"]["identical_rows"] == 2
-        and found["options"]["top_k"] == 20
-    )
+    how = "--temperature 1.3 --top-k 20 --top-p 0.9 --seed 4 --rule match --compare"
+    line = f"{asked(folders, 16)} {how} --draft {folders['draft']}"
+    found = printed(capsys, line)
+    assert found["compared_to_plain"]["identical_rows"] == 2
+    assert found["options"]["top_k"] == 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["llada", "dream"])
 def test_masked_is_stepwise_decoding(folders, capsys, model):
-    common = (
-        "masked",
-        "--model",
-        folders[model],
-        *PROMPTS,
-        "--new-tokens",
-        12,
-        "--dtype",
-        "float64",
-    )
-    common += ("--block", 6)
-    found = printed(capsys, *common, "--gamma", 3)
-    stepwise = printed(capsys, *common, "--method", "stepwise")
-    assert (
-        found["ids"] == stepwise["ids"]
-        and found["compared_to_stepwise"]["identical_rows"] == 2
-    )
+    common = f"masked --model {folders[model]} {PROMPTS} --new-tokens 12 --block 6 "
+    found = printed(capsys, common + "--gamma 3")
+    stepwise = printed(capsys, common + "--method stepwise")
+    assert found["ids"] == stepwise["ids"]
+    assert found["compared_to_stepwise"]["identical_rows"] == 2
     assert found["exact"] and found["speculation"]["gamma"] == 3
     passes = [
         sum(of["sequential"] for of in one["calls"].values())
@@ -127,39 +84,12 @@ def test_masked_is_stepwise_decoding(folders, capsys, model):
 
 @pytest.mark.slow
 def test_tokenizer_of_the_folder(folders, capsys, tmp_path):
-    """A byte-pair tokenizer.json is used for prompts and texts, through the package
-    that reads such files."""
-    tokenizers = pytest.importorskip("tokenizers")
-    vocab = {chr(97 + i): i for i in range(26)} | {"<unk>": 26, " ": 27}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<unk>"))
-    made.decoder = tokenizers.decoders.Fuse()
-    folder = write(
-        tmp_path / "own", LLAMA, others={"tokenizer.json": json.loads(made.to_str())}
-    )
-    found = printed(
-        capsys,
-        "text",
-        "--target",
-        folder,
-        "--prompt",
-        "abc",
-        "--new-tokens",
-        9,
-        "--no-stop",
-    )
-    assert max(found["ids"][0]) < 28
-    assert len(found["text"][0]) == 9 or "<unk>" in found["text"][0]
-    flags = (
-        "--new-tokens",
-        12,
-        "--no-stop",
-        "--gamma",
-        2,
-        "--compare",
-    )
-    assert (
-        main(["text", "--target", str(folder), "--prompt", "abc", *map(str, flags)])
-        == 0
-    )
+    """A tokenizer.json is used for prompts and texts."""
+    files = {"tokenizer.json": json.loads(word_models.tokenizer(ids=V))}
+    line = f"text --target {write(tmp_path / 'own', LLAMA, others=files)} --no-stop "
+    line += "--prompt 'w7 w8' --new-tokens 9"
+    (text,) = printed(capsys, line)["text"]
+    assert len(text.split()) == 9
+    assert run(line + " --gamma 2 --compare") == 0
     out, err = capsys.readouterr()
-    assert out.startswith("abc") and "1 of 1 rows are identical" in err
+    assert out.startswith("w7 w8") and "1 of 1 rows are identical" in err

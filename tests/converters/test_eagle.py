@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import text_models
+from commands import printed
 
 import cspd_jax
 from cspd_jax import text
-from cspd_jax.__main__ import main
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "eagle.zip"
 ENTERING = {"research": (), "specforge": (2, 5, 8), "speculators": (2, 5, 8)}
@@ -32,8 +32,7 @@ def folder(tmp_path_factory):
 def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
     """Of places that read the target's states, and of drafts that read the head's
     own."""
-    assert main(["convert", str(folder / name), str(tmp_path / "head")]) == 0
-    capsys.readouterr()
+    printed(capsys, f"convert {folder / name} {tmp_path}/head")
     head = cspd_jax.load(tmp_path / "head")
     recorded = np.load(folder / name / "recorded.npz")
     assert head.network.config.entering == ENTERING[name]
@@ -62,9 +61,7 @@ def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
         return jnp.concatenate(found)
 
     chex.assert_trees_all_close(logits(), recorded["logits"], atol=2e-5)
-    assert (
-        main(["info", str(folder / name)]) == 0 and "eagle" in capsys.readouterr().out
-    )
+    assert printed(capsys, f"info {folder / name}")["kind"] == "eagle"
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import chex
 import hf_folder
 import numpy as np
 import pytest
+from commands import run
 
-from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.converters.source import check, convert, make_config, open_source
 from cspd_jax.networks.lm import frequencies
@@ -93,7 +93,7 @@ def tokenizer_of(tmp_path, family="llama", **changes):
     file = gguf_file.write(
         tmp_path / f"{name}.gguf", config, gguf_file.weights(config), **changes
     )
-    assert main(["convert", str(file), str(tmp_path / name)]) == 0
+    assert run(f"convert {file} {tmp_path / name}") == 0
     return FileTokenizer(tmp_path / name / "tokenizer" / "tokenizer.json", 262)
 
 

@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 import text_models
+from commands import run
 from masked_models import LLADA, params_of
 
 from cspd_jax import compare, comparison, fastest, masked, text
-from cspd_jax.__main__ import main
 from cspd_jax.comparison import Request
 from cspd_jax.keys import independent_key, row_keys
 from cspd_jax.networks.lm import LM
@@ -17,12 +17,6 @@ KEY = jax.random.key(5)
 PROMPTS = [[1, 2, 3], [4, 5]]
 GAMMA_2 = "speculation gamma 2"
 GAMMA_3 = "speculation gamma 3"
-
-
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 def text_request(**options):
@@ -39,13 +33,8 @@ def masked_request(**options):
     model = (LM(LLADA, np.float64), params_of(LLADA, 0))
     key = options.pop("key", None)
     method = masked.SelfSpeculation()
-    return Request(
-        key,
-        model,
-        PROMPTS,
-        method,
-        masked.Options(max_new_tokens=8, block=4, **options),
-    )
+    options = masked.Options(max_new_tokens=8, block=4, **options)
+    return Request(key, model, PROMPTS, method, options)
 
 
 def masked_fastest(request, *gammas):
@@ -71,29 +60,24 @@ def chooses(monkeypatch, best, tokens, scale=1.0, others=True):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("best", ["plain", GAMMA_2, GAMMA_3])
-def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
+def test_text_is_the_same_whatever_is_chosen(float64, monkeypatch, best):
     seen = chooses(monkeypatch, best, tokens=5)
     request = text_request()
     choice = fastest(*request)
-    assert choice.way == best and seen.keys() == choice.seconds.keys() == {
-        "plain",
-        GAMMA_2,
-        GAMMA_3,
-    }
+    assert choice.way == best
+    assert seen.keys() == choice.seconds.keys() == {"plain", GAMMA_2, GAMMA_3}
     assert isinstance(choice.request.method, text.Plain) == (best == "plain")
     # Each made the first five tokens, in the shapes of the whole request.
     for output in seen.values():
-        assert output.tokens.shape == (
-            2,
-            15,
-        ) and output.info.trace.lengths.tolist() == [8, 7]
+        assert output.tokens.shape == (2, 15)
+        assert output.info.trace.lengths.tolist() == [8, 7]
     expected = text.generate(*request[:3], text.Plain(), request[4]).tokens
     chex.assert_trees_all_equal(text.generate(*choice.request).tokens, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("best", ["stepwise", "ssd gamma 4"])
-def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
+def test_masked_text_is_the_same_whatever_is_chosen(float64, monkeypatch, best):
     seen = chooses(monkeypatch, best, tokens=5)
     request = masked_request()
     choice = masked_fastest(request, 4)
@@ -107,7 +91,7 @@ def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ask", [text_request, masked_request])
-def test_a_method_beside_its_reference(x64, ask):
+def test_a_method_beside_its_reference(float64, ask):
     key, model, prompts, method, options = ask()
     method = method[0] if isinstance(method, list) else method
     found = compare(key, model, prompts, method, options, repeats=1)
@@ -119,7 +103,7 @@ def test_a_method_beside_its_reference(x64, ask):
 
 
 @pytest.mark.slow
-def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
+def test_the_measurement_has_random_numbers_of_its_own(float64, monkeypatch):
     """Or the ways would be chosen by the very numbers that decide what comes out."""
     seen = chooses(monkeypatch, "plain", tokens=12, others=False)
     choice = fastest(*text_request(key=KEY, temperature=1.0))
@@ -138,20 +122,6 @@ def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["text", "masked"])
 def test_the_commands_choose(command, capsys):
-    assert (
-        main(
-            [
-                command,
-                "--method",
-                "auto",
-                "--new-tokens",
-                "16",
-                "--prompt",
-                "Return",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    assert run(f"{command} --method auto --new-tokens 16 --prompt Return --json") == 0
     out, err = capsys.readouterr()
     assert '"text"' in out and err.count("gamma") > 1

@@ -2,7 +2,6 @@
 gains beside checkpoints or fitted in the call."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from commands import printed
 
 import cspd_jax
 from cspd_jax import masked, text
-from cspd_jax.__main__ import main
 from cspd_jax.image import calibration, generate, resolve
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.methods import (
@@ -162,8 +161,7 @@ def test_gains_are_fitted_once_or_read(folder, model, capsys):
     assert calibration.drafter_for(model, recipe) is first
     cold = calibration.drafter_for(model, dataclasses.replace(recipe, temperature=0.9))
     assert np.any(cold.gain != first.gain)
-    assert main(["calibrate", str(folder / "target"), "--cfg", "2", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = printed(capsys, f"calibrate {folder}/target --cfg 2")
     written = calibration.read(Path(said["out"]))
     chex.assert_trees_all_equal(written, first)
     chex.assert_trees_all_equal(

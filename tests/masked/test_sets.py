@@ -2,7 +2,6 @@
 tables are fitted."""
 
 import dataclasses
-import json
 import shutil
 
 import chex
@@ -11,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from commands import printed, run
 from masked_models import LLADA
 
 from cspd_jax import hub, masked
-from cspd_jax.__main__ import main
 from cspd_jax.masked import calibration
 from cspd_jax.masked.sets import MoveSets, prefixes
 from cspd_jax.networks.lm import LM, abstract_params
@@ -73,45 +72,27 @@ def test_the_command(tmp_path, capsys):
     folder = tmp_path / "model"
     shutil.copytree(hub.shipped_folder("masked-default"), folder)
     (tmp_path / "prompts.txt").write_text("Return a list\nWrite to a file\n")
-    small = ["--prompts", str(tmp_path / "prompts.txt"), "--new-tokens", "8", "--json"]
-    assert main(["calibrate", str(folder), *small]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {
+    calibrate = f"calibrate {folder} --prompts {tmp_path}/prompts.txt --new-tokens "
+    assert printed(capsys, calibrate + "8") == {
         "out": str(folder / "moves.json"),
         "prompts": 2,
         "texts": list(calibration.COUNTS),
     }
-    asked = [
-        "masked",
-        "--model",
-        str(folder),
-        "--prompt",
-        "Return",
-        "--new-tokens",
-        "8",
-        "--json",
-    ]
-    assert main([*asked, "--texts", "8"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    asked = f"masked --model {folder} --prompt Return --new-tokens 8 --texts 8"
+    report = printed(capsys, asked)
     assert report["exact"] and report["compared_to_stepwise"]["identical_rows"] == 1
     rows = sum(calls["rows"] for calls in report["calls"].values())
     # The first pass reads one text.
     assert report["speculation"]["texts"] == 8 and rows % 8 == 1
     made = (folder / "moves.json").read_bytes()
-    for words, sentence in (
-        (
-            ["calibrate", str(folder), *small[:2], "--new-tokens", "1"],
-            "none of 0 moves",
-        ),
-        (
-            ["calibrate", str(folder), "--n", "1", "--new-tokens", "400"],
-            "positions that the model was made for",
-        ),
-        ([*asked, "--texts", "8", "--temperature", "1"], "texts are for temperature 0"),
+    for line, sentence in (
+        (calibrate + "1", "none of 0 moves"),
+        (calibrate + "400", "positions that the model was made for"),
+        (asked + " --temperature 1", "texts are for temperature 0"),
     ):
-        assert main(words) == 2
+        assert run(line) == 2
         assert sentence in capsys.readouterr().err
     assert (folder / "moves.json").read_bytes() == made
     (folder / "moves.json").write_text("[]")
-    assert main([*asked, "--texts", "8"]) == 2
+    assert run(asked) == 2
     assert "holds no tables of moves" in capsys.readouterr().err

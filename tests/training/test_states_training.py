@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import text_models
 import word_models
+from commands import printed
 from word_models import IDS, TARGET, TEMPLATE, tokenizer
 
 from cspd_jax import hub, text, weights
-from cspd_jax.__main__ import main
 from cspd_jax.training import presets
 from cspd_jax.training.data.text import Texts, prompt_ids
 from cspd_jax.training.text import states
@@ -180,37 +180,17 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     target, and greedy text is that of plain decoding."""
     config = learner(steps=12, warmup=2, decay=10, log_every=1, checkpoint_every=6)
     monkeypatch.setitem(presets.PRESETS, "text-states", config)
-    flags = [
-        "--states",
-        "--target",
-        str(target),
-        "--ids",
-        str(OWN),
-        "--prompts",
-        str(prompts),
-    ]
-    flags += ["--samples", "64", "--json"]
+    line = f"distill --states --target {target} --ids {OWN} --prompts {prompts}"
+    line += " --samples 64 --out "
     first = tmp_path / "first"
     second = tmp_path / "second"
-    assert main(["distill", *flags, "--out", str(first)]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = printed(capsys, f"{line} {first}")
     assert 0 < report["acceptance"] < 1 and 0 < report["coverage"] <= 1
     # As if it had been stopped.
     shutil.copytree(first, second, ignore=shutil.ignore_patterns("model", "12"))
-    assert main(["distill", *flags, "--out", str(second)]) == 0
+    printed(capsys, f"{line} {second}")
     a, b = (weights.load(out / "model").params for out in (first, second))
     chex.assert_trees_all_equal(a, b)
-    capsys.readouterr()
-    asked = [
-        "text",
-        "--target",
-        str(target),
-        "--draft",
-        report["model"],
-        "--prompt",
-        "w1 w9",
-        "--compare",
-    ]
-    assert main([*asked, "--new-tokens", "16", "--no-stop", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    line = f"text --target {target} --draft {report['model']} --prompt 'w1 w9'"
+    found = printed(capsys, line + " --compare --new-tokens 16 --no-stop")
     assert found["compared_to_plain"]["identical_rows"] == 1

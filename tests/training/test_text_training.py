@@ -3,7 +3,6 @@ exact resumption."""
 
 import dataclasses
 import itertools
-import json
 import math
 
 import chex
@@ -12,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import text_models
+from commands import printed
 
 from cspd_jax import hub, models, weights
-from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.networks.lm import LM, abstract_params, init_params
 from cspd_jax.tokenizers import END_OF_TEXT
@@ -223,25 +222,12 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(presets.PRESETS, "tiny", config)
     target = tmp_path / "target"
     draft = tmp_path / "draft"
-    asked = ["--preset", "tiny", "--json", "--out"]
-    assert main(["train", *asked, str(target)]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = printed(capsys, f"train --preset tiny --out {target}")
     assert report["steps"] == 12 and 0 < report["held_out_bits_per_byte"] < 9
-    model = hub.load(report["model"])
+    model = hub.load(target / "model")
     assert model.config == config.model and model.metadata["extra"]["corpus"]["python"]
-    pair = [
-        "--target",
-        report["model"],
-        "--init",
-        report["model"],
-        "--from",
-        "both",
-        "--samples",
-        "64",
-    ]
-    assert main(["distill", *asked, str(draft), *pair]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (
-        told["divergence"] < 0.1 and told["acceptance"] > 0.9 and told["greedy"] > 0.5
-    )
+    line = f"distill --preset tiny --out {draft} --from both --samples 64"
+    told = printed(capsys, f"{line} --target {target}/model --init {target}/model")
+    assert told["divergence"] < 0.1
+    assert told["acceptance"] > 0.9 and told["greedy"] > 0.5
     assert weights.load(told["model"]).metadata["source"] == "cspd-jax distill"

@@ -16,9 +16,9 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from commands import run
 from training_run import TINY, trained
 
-from cspd_jax.__main__ import main
 from cspd_jax._utils import progress
 from cspd_jax.check import UserError
 from cspd_jax.training import presets
@@ -147,7 +147,7 @@ def test_a_missing_package_is_said_before_anything_is_made(
 ):
     missing = ModuleNotFoundError(name="scipy")
     monkeypatch.setattr(glyphs, "distance_fields", mock.Mock(side_effect=missing))
-    assert main(["distill", "--out", str(tmp_path / "run")]) == 2
+    assert run(f"distill --out {tmp_path}/run") == 2
     assert 'pip install ".[train]"' in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

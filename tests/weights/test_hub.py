@@ -1,18 +1,17 @@
 """Fetching by name, with a hub of files on disk in the place of the network."""
 
 import hashlib
-import json
 from pathlib import Path
 from unittest import mock
 
 import hf_folder
 import numpy as np
 import pytest
+from commands import printed, run
 from recorded import GOLDEN
 from safetensors.numpy import save_file
 
 from cspd_jax import hub
-from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.converters.torch_file import open_checkpoint
 
@@ -53,15 +52,12 @@ def test_convert_by_name(snapshot, capsys):
         {"net.transformer.weight": np.zeros((2, 2), np.float32)},
         snapshot / "kl16.safetensors",
     )
-    assert hub.fetch("mar-base") == (
-        file,
-        f"jadechoghari/mar@{COMMIT}/mar-base.safetensors",
-    )
-    assert main(["convert", "mar-base", "out", "--heads", "4,4", "--json"]) == 0
-    description = json.loads(capsys.readouterr().out)
-    assert description["source"] == f"jadechoghari/mar@{COMMIT}/mar-base.safetensors"
+    source = f"jadechoghari/mar@{COMMIT}/mar-base.safetensors"
+    assert hub.fetch("mar-base") == (file, source)
+    description = printed(capsys, "convert mar-base out --heads 4,4")
+    assert description["source"] == source
     assert description["source_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert main(["convert", "kl16", "other"]) == 2
+    assert run("convert kl16 other") == 2
     error = capsys.readouterr().err
     assert (
         "an S-VAE nor an Inception checkpoint; its tensors are: net.transformer.weight"
@@ -80,22 +76,12 @@ def test_convert_by_name(snapshot, capsys):
 def test_language_models_by_name(snapshot, capsys, files):
     """Config, weights in one or several files; then `text` and `convert`."""
     hf_folder.write(snapshot, hf_folder.LLAMA, files=files)
-    command = [
-        "--prompt-ids",
-        "1,2",
-        "--new-tokens",
-        "4",
-        "--method",
-        "plain",
-        "--json",
-    ]
-    assert main(["text", "--target", "someone/tiny-1.5b", *command]) == 0
-    by_name = json.loads(capsys.readouterr().out)
-    assert main(["text", "--target", str(snapshot), *command]) == 0
-    assert json.loads(capsys.readouterr().out)["ids"] == by_name["ids"]
-    assert main(["convert", "someone/tiny-1.5b", "out", "--json"]) == 0
-    description = json.loads(capsys.readouterr().out)
-    assert (
-        description["source"] == f"someone/tiny-1.5b@{COMMIT}"
-        and description["kind"] == "lm"
+    how = "--prompt-ids 1,2 --new-tokens 4 --method plain"
+    by_name, by_path = (
+        printed(capsys, f"text --target {target} {how}")["ids"]
+        for target in ("someone/tiny-1.5b", snapshot)
     )
+    assert by_name == by_path
+    description = printed(capsys, "convert someone/tiny-1.5b out")
+    assert description["source"] == f"someone/tiny-1.5b@{COMMIT}"
+    assert description["kind"] == "lm"
