@@ -1,8 +1,6 @@
 """`generate` in Python: what a notebook relies on; pictures as tokens and back, and
 regions of them."""
 
-import dataclasses
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -81,39 +79,7 @@ def test_load(folder, model, monkeypatch):
         "neither a checkpoint folder nor one of the names default, def",
     )
     refuses(
-        lambda: cspd_jax.load(folder / "vae", of=ImageModel),
-        "kind kl16; the model must be of kind mar",
-    )
-    refuses(lambda: cspd_jax.load(folder), "is not a checkpoint")
-    refuses(
         lambda: cspd_jax.load(folder / "target", of=VAE), "of kind mar; the autoencoder"
-    )
-
-
-def test_published_weights(tmp_path, monkeypatch):
-    """What the hub gives is converted; here it gives a small file of the same
-    format."""
-    from safetensors.numpy import save_file
-
-    from cspd_jax.converters import mar as table
-
-    latents = dataclasses.replace(tiny.LATENTS, token_dim=16)
-    entries = table.FORMAT.wanted(latents)
-    file = tmp_path / "mar-base.safetensors"
-    save_file(
-        {
-            e.name: RANDOM.standard_normal(e.source_shape).astype(np.float32)
-            for e in entries
-        },
-        file,
-    )
-    fetched = hub.Fetched(file, "someone/mar@abc/mar-base.safetensors")
-    monkeypatch.setattr(hub, "fetch", lambda name: fetched)
-    monkeypatch.setitem(table.HEADS_OF_WIDTH, 16, 2)
-    model = cspd_jax.load("mar-base")
-    assert (
-        model.config.seq_len == 16
-        and model.metadata["source"] == "someone/mar@abc/mar-base.safetensors"
     )
 
 
@@ -194,15 +160,7 @@ def test_pictures_are_tokens_of_latents_and_back(folder):
     chex.assert_trees_all_equal(
         images[9:10], pixels.to_images(model, tokens[9:10], vae)
     )
-    wrong = dataclasses.replace(
-        vae, config=dataclasses.replace(vae.config, embed_dim=8)
-    )
-    for call in (
-        lambda *vae: to_tokens(model, images, *vae),
-        lambda *vae: pixels.to_images(model, tokens, *vae),
-    ):
-        refuses(call, "has latents")
-        refuses(lambda call=call: call(wrong), "does not fit")
+    refuses(lambda: to_tokens(model, images), "has latents")
 
 
 def test_pictures_are_tokens_of_a_sphere():

@@ -24,7 +24,6 @@ from cspd_jax.image.methods import (
 )
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
-from cspd_jax.networks.mar import MARModel
 
 KEY = jax.random.key(3)
 
@@ -48,19 +47,14 @@ def model(folder):
         ("plain", Options(), "the method is 'plain'; write Plain(...) or"),
         (SelfSpeculation, Options(), "the method is <class 'cspd_jax.image.methods"),
         (Plain(), {"cfg": 2.0}, "the options are {'cfg': 2.0}; write Options(...)"),
-        (Plain(), Options, "the options are <class 'cspd_jax.image.options"),
         (Plain(), Options(denoise="speculatve"), "denoise is 'speculatve'"),
-        (Plain(), Options(cfg_schedule="constnat"), "one of linear, constant"),
         (Plain(), Options(denoise=4), "denoise is 4; it must be one of plain, spec"),
-        (Plain(), Options(temperature=-1.0), "temperature is -1.0; it must be at leas"),
         (Plain(), Options(cfg=np.array([np.nan])), "cfg is nan; it must be at least 0"),
-        (Plain(), Options(num_iter=0), "num_iter is 0; it must be from 1 to 65536"),
         (Plain(), Options(num_iter=10**9), "it must be from 1 to 65536"),
         (Plain(), Options(denoise=ChainSpeculation(0)), "window is 0; it must be at"),
         (Plain(), Options(denoise=ChainSpeculation(4), temperature=0), "temperature 0"),
         (SelfSpeculation(128), Options(), "gamma is 128; it must be from 1 to 127"),
         (SelfSpeculation(prefill=2.0), Options(), "prefill is 2.0; it must be from 0"),
-        (Released(None, gamma=0), Options(), "gamma is 0; it must be from 1 to 127"),
     ],
 )
 def test_what_is_no_method_or_no_choice_is_named(model, method, options, said):
@@ -73,10 +67,8 @@ def test_what_is_no_method_or_no_choice_is_named(model, method, options, said):
     "family, method, options, said",
     [
         (text, "block", {}, "the method is 'block'"),
-        (masked, "block", {}, "the method is 'block'"),
         (text, text.Plain(), {"top_p": np.array([0.5, 7])}, "top_p is 7.0; .* 0 to 1"),
         (text, text.Speculation(None, rule="no"), {}, "rule is 'no'; .* google, deepm"),
-        (masked, masked.Schedule(0), {}, "steps is 0; it must be at least 1"),
         (masked, masked.Stepwise(), {"top_k": 0}, "top_k is 0; it must be at least 1"),
     ],
 )
@@ -144,11 +136,6 @@ def test_the_same_options_have_one_distribution(folder, model):
         ValueError, match="cannot have noise in the last denoising step"
     ):
         resolve(model, Released(draft))
-    small = dataclasses.replace(
-        draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3))
-    )
-    with pytest.raises(ValueError, match="does not fit the target"):
-        resolve(model, DraftSpeculation(small))
 
 
 @pytest.mark.slow

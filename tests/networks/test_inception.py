@@ -1,23 +1,17 @@
 """The FID Inception network against numbers recorded from pytorch-fid at random
-weights; its converter."""
+weights; its file is converted by test_evaluate.py."""
 
-import json
 import types
 
-import chex
 import inception_random
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch_writer
 from recorded import GOLDEN, difference
 
-from cspd_jax import weights
-from cspd_jax.__main__ import main
 from cspd_jax.converters import inception as converter
 from cspd_jax.converters._tables import Shapes
-from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.networks import inception
 from cspd_jax.networks.inception import Inception, InceptionConfig
 
@@ -58,24 +52,3 @@ def test_resizing_is_that_of_pytorch(how):
     other = inception.RESIZE[1 - inception.RESIZE.index(how)]
     assert difference(ours, RECORDED[f"resized/{how}"]) < 1e-6
     assert difference(ours, RECORDED[f"resized/{other}"]) > 1e-2
-
-
-@pytest.mark.slow
-def test_conversion(tmp_path, capsys):
-    """Of both formats of PyTorch's files."""
-    tensors = inception_random.weights(InceptionConfig(16, 10))
-    tracked = {"Mixed_5b.branch1x1.bn.num_batches_tracked": np.array(3)}
-    torch_writer.write_old(tmp_path / "x.pth", tensors | tracked)
-    assert (
-        main(["convert", str(tmp_path / "x.pth"), str(tmp_path / "out"), "--json"]) == 0
-    )
-    told = json.loads(capsys.readouterr().out)
-    assert told["kind"] == "inception" and told["config"] == {
-        "divisor": 16,
-        "classes": 10,
-    }
-    loaded = weights.load(tmp_path / "out").params
-    chex.assert_trees_all_equal(loaded["fc"]["kernel"], tensors["fc.weight"].T)
-    torch_writer.write(tmp_path / "x.pth", tensors)
-    source = open_source(tmp_path / "x.pth")
-    chex.assert_trees_all_equal(convert(source, make_config(source)), loaded)

@@ -34,6 +34,7 @@ def made(tmp_path_factory):
     them as pictures."""
     folder = tmp_path_factory.mktemp("made")
     weights = inception_random.weights(InceptionConfig(16, 10))
+    weights["Mixed_5b.branch1x1.bn.num_batches_tracked"] = np.array(3)  # left out
     torch_writer.write_old(folder / "weights.pth", weights)
     assert run(f"convert {folder}/weights.pth {folder}/inception") == 0
     np.savez_compressed(

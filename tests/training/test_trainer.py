@@ -2,6 +2,7 @@
 the command."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -19,10 +20,9 @@ import pytest
 from commands import run
 from training_run import TINY, trained
 
-from cspd_jax._utils import progress
 from cspd_jax.check import UserError
 from cspd_jax.training import presets
-from cspd_jax.training.config import data_from_json, to_json, with_settings
+from cspd_jax.training.config import data_from_json, to_json
 from cspd_jax.training.data import glyphs
 from cspd_jax.training.data.folder import Folder
 from cspd_jax.training.data.glyphs import Glyphs
@@ -126,18 +126,16 @@ def test_four_devices_give_the_same_run(tmp_path, whole):
 
 
 def test_a_folder_holds_one_run(tmp_path):
-    begin(tmp_path / "runs" / "one", TINY, command="train", init=None)
-    begin(tmp_path / "runs" / "one", TINY, command="train", init=None)
-    other = dataclasses.replace(TINY, seed=1)
-    with pytest.raises(
-        UserError, match="was begun with another seed; repeat its command"
+    one = functools.partial(begin, tmp_path / "runs" / "one", command="train")
+    one(TINY, init=None)
+    one(TINY, init=None)
+    for changes, init, said in (
+        ({"seed": 1}, None, "was begun with another seed; repeat its command"),
+        ({"steps": 900}, None, r"another steps; .*: --init .*/model"),
+        ({}, "default", "was begun with another begun with"),
     ):
-        begin(tmp_path / "runs" / "one", other, command="train", init=None)
-    longer = dataclasses.replace(TINY, steps=900)
-    with pytest.raises(UserError, match=r"another steps; .*: --init .*/model"):
-        begin(tmp_path / "runs" / "one", longer, command="train", init=None)
-    with pytest.raises(UserError, match="was begun with another begun with"):
-        begin(tmp_path / "runs" / "one", TINY, command="train", init="default")
+        with pytest.raises(UserError, match=said):
+            one(dataclasses.replace(TINY, **changes), init=init)
     with pytest.raises(UserError, match="exists already"):
         begin(tmp_path, TINY)
 
@@ -150,17 +148,6 @@ def test_a_missing_package_is_said_before_anything_is_made(
     assert run(f"distill --out {tmp_path}/run") == 2
     assert 'pip install ".[train]"' in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_the_speed_leaves_compiling_out(monkeypatch):
-    """Of the first step, and of later ones."""
-    spent = mock.Mock(side_effect=[50.0, 60.0])
-    monkeypatch.setattr(progress, "compile_seconds", spent)
-    bar = progress.Bar(total=3)
-    bar.update()
-    begun = bar.start_t
-    bar.update()
-    assert bar.start_t == begun + 10 and bar.last_print_t > begun
 
 
 def test_learning_rate():
@@ -180,17 +167,3 @@ def test_presets(name):
     assert data_from_json(json.loads(json.dumps(to_json(config)))) == config.data
     if not isinstance(config.data, Folder | Texts):
         check_fit(config)
-
-
-def test_settings_are_changed_by_name():
-    found = with_settings(
-        TINY, ["steps=80", "model.encoder_width=32", "on_grid=true", "data.size=16"]
-    )
-    assert (found.steps, found.model.encoder_width, found.on_grid, found.data.size) == (
-        80,
-        32,
-        True,
-        16,
-    )
-    with pytest.raises(UserError, match="no setting 'stpes'; there are steps, batch"):
-        with_settings(TINY, ["stpes=3"])

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from cspd_jax import hub
 from cspd_jax.check import UserError
+from cspd_jax.converters.mar import HEADS_OF_WIDTH
 from cspd_jax.converters.torch_file import open_checkpoint
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -44,7 +45,7 @@ def snapshot(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_convert_by_name(snapshot, capsys):
+def test_convert_by_name(snapshot, capsys, monkeypatch):
     state = open_checkpoint(GOLDEN / "mar_tiny.pth")["model_ema"]
     file = snapshot / "mar-base.safetensors"
     save_file({name: np.array(tensor.numpy()) for name, tensor in state.items()}, file)
@@ -54,6 +55,10 @@ def test_convert_by_name(snapshot, capsys):
     )
     source = f"jadechoghari/mar@{COMMIT}/mar-base.safetensors"
     assert hub.fetch("mar-base") == (file, source)
+    with monkeypatch.context() as patch:
+        patch.setitem(HEADS_OF_WIDTH, 32, 4)
+        model = hub.load("mar-base")
+    assert model.config.seq_len == 16 and model.metadata["source"] == source
     description = printed(capsys, "convert mar-base out --heads 4,4")
     assert description["source"] == source
     assert description["source_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
