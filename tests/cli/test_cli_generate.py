@@ -20,12 +20,8 @@ FAST = "--n 2 --labels 0,1 --num-iter 4 --gamma 2 --out out "
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    tiny.save_mar(folder / "target")
-    tiny.save_mar(folder / "draft", seed=5)
-    tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
+    folder = tiny.save_models(tmp_path_factory.mktemp("models"))
     tiny.save_mar(folder / "own", sampling={"cfg": 2.5, "temperature": 0.9})
-    tiny.save_kl16(folder / "vae")
     return folder
 
 

@@ -23,10 +23,7 @@ DRAFT = "generate --target target --method draft --draft"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("here")
-    tiny.save_mar(folder / "target")
-    tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
-    tiny.save_kl16(folder / "vae")
+    folder = tiny.save_models(tmp_path_factory.mktemp("here"))
     for name in ("text.pth", "full/x"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("hello")

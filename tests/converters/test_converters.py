@@ -59,27 +59,18 @@ def test_published_sizes_map_completely(name):
     [("mar_tiny", 1, 16, "8"), ("mar_tiny_patch2", 2, 8, "10")],
 )
 def test_config_of_a_file_with_args(name, patch, stride, steps):
+    """But for what the options say."""
     source = open_source(GOLDEN / f"{name}.pth")
-    config = make_config(source, HEADS)
-    assert (config.patch_size, config.vae_stride, config.respacing) == (
-        patch,
-        stride,
-        steps,
-    )
-    assert config.image_size == 64 and (config.encoder_heads, config.decoder_heads) == (
-        4,
-        4,
-    )
-    assert (
-        config.buffer_size,
-        config.num_classes,
-        config.head_depth,
-        config.head_width,
-    ) == (4, 10, 2, 48)
     flags = Options(heads=(2, 8), patch_size=4, respacing="ddim50", vae_stride=1)
-    config = make_config(source, flags)
-    assert (config.patch_size, config.vae_stride, config.respacing) == (4, 1, "ddim50")
-    assert (config.encoder_heads, config.decoder_heads) == (2, 8)
+    for options, expected in (
+        (HEADS, (patch, stride, steps, 4, 4)),
+        (flags, (4, 1, "ddim50", 2, 8)),
+    ):
+        c = make_config(source, options)
+        sizes = c.patch_size, c.vae_stride, c.respacing
+        assert (*sizes, c.encoder_heads, c.decoder_heads) == expected
+    sizes = c.buffer_size, c.num_classes, c.head_depth, c.head_width
+    assert sizes == (4, 10, 2, 48)
 
 
 def test_the_averages_of_the_weights_are_read():

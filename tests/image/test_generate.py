@@ -25,11 +25,7 @@ RANDOM = np.random.default_rng(0)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    tiny.save_mar(folder / "target")
-    tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
-    tiny.save_kl16(folder / "vae")
-    return folder
+    return tiny.save_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

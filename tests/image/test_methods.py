@@ -30,10 +30,7 @@ KEY = jax.random.key(3)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    tiny.save_mar(folder / "target")
-    tiny.save_mar(folder / "draft", seed=5)
-    return folder
+    return tiny.save_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

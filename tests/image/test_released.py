@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from batches import batch_of
 from linear_tokens import LinearTokens
-from runner_cases import RUNNER_GROUPS, recorded_ends, runner, runner_generation
+from recorded import check
+from runner_cases import recorded_ends, runner, runner_generation, runner_units
 from scipy.stats import norm
 
 from cspd_jax.image import Released, released
@@ -27,28 +28,14 @@ KEYS = row_keys(jax.random.key(5), 4)
 LABELS = jnp.zeros(4, jnp.int32)
 
 
-def agree(cases):
-    cases = list(cases)
-    assert cases
-    bad = [
-        f"{what}: {error:.2e} > {bound:.2e}"
-        for what, error, bound in cases
-        if not error <= bound
-    ]
-    assert not bad, "\n".join(bad)
-
-
-@pytest.mark.parametrize(
-    "group", [g for g in RUNNER_GROUPS if g != "speculative generations"]
-)
-def test_parity(group):
-    agree(RUNNER_GROUPS[group](runner()))
+def test_parity():
+    check(runner_units(runner()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", runner().runs)
 def test_parity_of_runs(run):
-    agree(runner_generation(runner(), run))
+    check(runner_generation(runner(), run))
 
 
 def test_parity_notices_the_factor():
@@ -79,12 +66,8 @@ def letters(steps):
         (16, 6, Released(None, 2, 0.05), "TDDT DDT DT"),
         (16, 8, Released(None, 4, 1.0), "TTTTTTTT"),
         (16, 4, Released(None, 9, 0.0), "TDDDT"),
-        (
-            4,
-            9,
-            Released(None, 4, 0.0),
-            "TDDT DT",
-        ),  # steps 3 to 7 reveal nothing, but a block ends at step 4
+        # Steps 3 to 7 reveal nothing, but a block ends at step 4.
+        (4, 9, Released(None, 4, 0.0), "TDDT DT"),
     ],
 )
 def test_schedule(length, num_iter, runner, expected):

@@ -1,24 +1,17 @@
 """KL-16 against numbers recorded from the PyTorch implementation."""
 
-import os
-from pathlib import Path
-
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import GOLDEN, find, nhwc
 
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.networks import autoencoder
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 encode = jax.jit(autoencoder.encode, static_argnums=(0, 3))
 decode = jax.jit(autoencoder.decode, static_argnums=(0, 3))
-
-
-def nhwc(x):
-    return jnp.asarray(x).transpose(0, 2, 3, 1)
 
 
 def close(ours, recorded):
@@ -27,14 +20,8 @@ def close(ours, recorded):
 
 @pytest.fixture(scope="module", params=["kl16_g16", "kl16_small"])
 def case(request):
-    """(config, params, recorded arrays). kl16_small's weights are too large to be
-    stored beside the tests."""
-    path = GOLDEN / f"{request.param}.ckpt"
-    if not path.exists():
-        path = Path(os.environ.get("CSPD_GOLDEN", "")) / path.name
-    if not path.is_file():
-        pytest.skip("set CSPD_GOLDEN to a folder that holds kl16_small.ckpt")
-    source = open_source(path)
+    """(config, params, recorded arrays)."""
+    source = open_source(find(GOLDEN, f"{request.param}.ckpt"))
     config = make_config(source)
     params = jax.tree.map(jnp.asarray, convert(source, config))
     return config, params, np.load(GOLDEN / f"{request.param}.npz")

@@ -4,7 +4,6 @@ its distribution."""
 import functools
 import json
 import math
-import os
 import types
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from commands import printed
+from recorded import find, nhwc
 
 import cspd_jax
 from cspd_jax.converters import sphere_vae as converter
@@ -27,23 +27,6 @@ from cspd_jax.networks.sphere_vae import SphereVAEConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
 FILE = GOLDEN / "sphere_tiny2_vae.pth"
-
-
-def nhwc(x):
-    return jnp.asarray(x).transpose(0, 2, 3, 1)
-
-
-def find(name):
-    """The file of an autoencoder, or of a whole model that it is part of."""
-    folders = [
-        GOLDEN,
-        *([Path(os.environ["CSPD_GOLDEN"])] if "CSPD_GOLDEN" in os.environ else []),
-    ]
-    files = [folder / f"{name}{end}.pth" for folder in folders for end in ("_vae", "")]
-    found = [file for file in files if file.is_file()]
-    if not found:
-        pytest.skip(f"set CSPD_GOLDEN to a folder that holds {name}.pth")
-    return found[0]
 
 
 @functools.cache
@@ -78,7 +61,8 @@ def computed(config, params, images, draws, tokens):
 @pytest.mark.quick("sphere_tiny2")
 @pytest.mark.parametrize("name", ["sphere_tiny2", "sphere_tiny"])
 def test_recorded_numbers(name):
-    config, params = load(find(name))
+    # Of an autoencoder, or of a whole model that it is part of.
+    config, params = load(find(GOLDEN, f"{name}_vae.pth", f"{name}.pth"))
     recorded = np.load(GOLDEN / f"{name}_vae.npz")
     draws = (recorded["vae/enc/beta_draw"], recorded["vae/enc/tangent_noise"])
     with jax.default_matmul_precision("highest"):

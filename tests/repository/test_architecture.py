@@ -2,7 +2,6 @@
 function or for types. Algorithms import neither networks nor weights."""
 
 import ast
-import graphlib
 import re
 import subprocess
 import sys
@@ -87,12 +86,8 @@ def modules() -> dict[str, ast.Module]:
     }
 
 
-def imports(tree: ast.AST, known, *, late: bool) -> set[str]:
-    """The modules of the package that a file imports; `late`: inside functions too."""
-    if not late and isinstance(
-        tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-    ):
-        return set()
+def imports(tree: ast.AST, known) -> set[str]:
+    """The modules of the package that a file imports, inside functions too."""
     if isinstance(tree, ast.Import):
         return {alias.name for alias in tree.names} & known.keys()
     if isinstance(tree, ast.ImportFrom):
@@ -100,9 +95,7 @@ def imports(tree: ast.AST, known, *, late: bool) -> set[str]:
         return (
             inside if inside <= known.keys() else inside | {tree.module}
         ) & known.keys()
-    return set().union(
-        *(imports(child, known, late=late) for child in ast.iter_child_nodes(tree))
-    )
+    return set().union(*(imports(child, known) for child in ast.iter_child_nodes(tree)))
 
 
 TREES = modules()
@@ -122,7 +115,7 @@ def test_a_layer_imports_the_layers_below_it():
     inside = TREES.keys() - {"cspd_jax", "cspd_jax.__main__"}
     assert {layer_of(module) for module in inside} == set(LAYERS)
     for module in inside:
-        for other in imports(TREES[module], TREES, late=True) - {"cspd_jax"}:
+        for other in imports(TREES[module], TREES) - {"cspd_jax"}:
             assert is_below(layer_of(other), layer_of(module)), (
                 f"{module} imports {other}"
             )
@@ -130,14 +123,6 @@ def test_a_layer_imports_the_layers_below_it():
             assert not (algorithm and other.startswith(TABU)), (
                 f"{module}, an algorithm, imports {other}"
             )
-
-
-def test_imports_have_no_cycle():
-    """Imports for types included."""
-    edges = {
-        name: imports(tree, TREES, late=False) - {name} for name, tree in TREES.items()
-    }
-    graphlib.TopologicalSorter(edges).prepare()
 
 
 def test_functions_are_small():
@@ -182,22 +167,6 @@ OPTIONAL = {
 }
 
 
-def test_imports_stand_at_the_top():
-    """But for those of packages that need not be there."""
-    for module, tree in TREES.items():
-        for function in ast.walk(tree):
-            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            for node in ast.walk(function):
-                found = []
-                if isinstance(node, ast.ImportFrom):
-                    found = [node.module]
-                elif isinstance(node, ast.Import):
-                    found = [alias.name for alias in node.names]
-                packages = {name.split(".")[0] for name in found}
-                assert packages <= OPTIONAL, (module, function.name, packages)
-
-
 def test_the_package_loads_nothing_that_need_not_be_there():
     code = "import sys, cspd_jax; print(*{name.split('.')[0] for name in sys.modules})"
     command = [sys.executable, "-c", code]
@@ -217,5 +186,4 @@ def test_an_import_upwards_is_found():
     tree = ast.parse(
         "from cspd_jax.image import sampler\ndef f():\n    import cspd_jax.hub\n"
     )
-    assert imports(tree, TREES, late=False) == {"cspd_jax.image.sampler"}
-    assert imports(tree, TREES, late=True) == {"cspd_jax.image.sampler", "cspd_jax.hub"}
+    assert imports(tree, TREES) == {"cspd_jax.image.sampler", "cspd_jax.hub"}

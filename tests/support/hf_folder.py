@@ -18,37 +18,36 @@ H = 4
 KV = 2
 M = 24
 
-NEOX = {
-    "architectures": ["GPTNeoXForCausalLM"],
-    "model_type": "gpt_neox",
+SIZES = {
     "vocab_size": V,
     "hidden_size": D,
     "num_hidden_layers": L,
-    "num_attention_heads": 2,
+    "num_attention_heads": H,
     "intermediate_size": M,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+}
+NEOX = {
+    **SIZES,
+    "architectures": ["GPTNeoXForCausalLM"],
+    "model_type": "gpt_neox",
+    "num_attention_heads": 2,
     "hidden_act": "gelu",
     "rotary_pct": 0.25,
     "rotary_emb_base": 10000,
     "use_parallel_residual": True,
     "layer_norm_eps": 1e-5,
-    "max_position_embeddings": 64,
     "tie_word_embeddings": False,
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
 LLAMA = {
+    **SIZES,
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": V,
-    "hidden_size": D,
-    "num_hidden_layers": L,
-    "num_attention_heads": H,
     "num_key_value_heads": KV,
-    "intermediate_size": M,
-    "hidden_act": "silu",
     "rope_theta": 500000.0,
     "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 64,
     "rope_scaling": {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -62,18 +61,12 @@ LLAMA = {
     "eos_token_id": [2, 3],
 }
 QWEN2 = {
+    **SIZES,
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
-    "vocab_size": V,
-    "hidden_size": D,
-    "num_hidden_layers": L,
-    "num_attention_heads": H,
     "num_key_value_heads": KV,
-    "intermediate_size": M,
-    "hidden_act": "silu",
     "rope_theta": 1000000.0,
     "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 64,
     "use_sliding_window": False,
     "sliding_window": 64,
     "max_window_layers": 1,
@@ -165,11 +158,8 @@ def write(
     names = list(weights)
     where = {}
     for n in range(files):
-        file = (
-            f"model-{n + 1:05}-of-{files:05}.safetensors"
-            if files > 1
-            else "model.safetensors"
-        )
+        part = f"-{n + 1:05}-of-{files:05}" if files > 1 else ""
+        file = f"model{part}.safetensors"
         save_file({name: weights[name] for name in names[n::files]}, path / file)
         where |= dict.fromkeys(names[n::files], file)
     if files > 1:

@@ -2,11 +2,13 @@
 
 import functools
 import json
+import os
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cspd_jax.converters.source import Options, convert, make_config, open_source
 from cspd_jax.networks.mar import MARModel
@@ -78,6 +80,32 @@ def difference(ours, theirs) -> float:
     return float(
         np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max(initial=0)
     )
+
+
+def find(folder, *names):
+    """The first of these files, in the folder or in the one that CSPD_GOLDEN names:
+    some are too large to be stored beside the tests."""
+    folders = folder, Path(os.environ.get("CSPD_GOLDEN", folder))
+    files = [one / name for one in folders for name in names if (one / name).is_file()]
+    if not files:
+        pytest.skip(f"set CSPD_GOLDEN to a folder that holds {names[-1]}")
+    return files[0]
+
+
+def nhwc(x):
+    return jnp.asarray(x).transpose(0, 2, 3, 1)
+
+
+def check(cases):
+    """Asserts that there are cases, and that none exceeds its tolerance."""
+    cases = list(cases)
+    assert cases
+    bad = [
+        f"{what}: {error:.2e} > {bound:.2e}"
+        for what, error, bound in cases
+        if not error <= bound
+    ]
+    assert not bad, "\n".join(bad)
 
 
 def mismatch(ours, theirs) -> float:

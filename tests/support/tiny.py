@@ -55,6 +55,15 @@ def save_mar(path, config=PIXELS, names=NAMES, seed=0, sampling=None, **options)
     return str(path)
 
 
+def save_models(folder):
+    """One of each kind, in this folder."""
+    save_mar(folder / "target")
+    save_mar(folder / "draft", seed=5)
+    save_mar(folder / "latents", LATENTS, names=None)
+    save_kl16(folder / "vae")
+    return folder
+
+
 def save_kl16(path):
     weights.save(path, "kl16", KL, params(autoencoder.abstract_params(KL)))
     return str(path)
