@@ -24,6 +24,7 @@ from cspd_jax.image.methods import (
 )
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.networks.mar import MARModel
 
 KEY = jax.random.key(3)
 
@@ -133,6 +134,11 @@ def test_the_same_options_have_one_distribution(folder, model):
         ValueError, match="cannot have noise in the last denoising step"
     ):
         resolve(model, Released(draft))
+    small = dataclasses.replace(
+        draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3))
+    )
+    with pytest.raises(ValueError, match="does not fit the target"):
+        resolve(model, DraftSpeculation(small))
 
 
 @pytest.mark.slow
