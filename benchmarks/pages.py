@@ -53,7 +53,8 @@ def table(measured: Rows, counted: Rows) -> str:
         others = [row["method"] for row in ran if not row["as_on_a_cpu"]]
         named = f"; **not {', '.join(others)}**" * bool(others)
         lines.append(
-            f"As on a CPU: {len(ran) - len(others)} of {len(ran)} methods{named}.\n"
+            f"{len(ran) - len(others)} of {len(ran)} methods gave what a CPU gives"
+            f" (the test is below){named}.\n"
         )
     lines += timed(measured, {_identity(row): row["seconds"] for row in counted})
     for row in measured:

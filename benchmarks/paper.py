@@ -122,11 +122,6 @@ class Made:
     seconds: float
 
     @property
-    def labels(self) -> np.ndarray:
-        """[N] the class of each image."""
-        return self.request.what
-
-    @property
     def verdict(self) -> str:
         """Whether the images have the target's distribution: exact or lossy."""
         return "exact" if self.info.exact else "lossy"
@@ -521,7 +516,7 @@ def figure16(run: Runs) -> Item:
         tested = made.marks != 0
         accepted = made.marks > 0
         rows.append((name, made.verdict, made.acceptance))
-        captions = [run.target.class_name(int(label)) for label in made.labels]
+        captions = [run.target.class_name(int(label)) for label in made.request.what]
         pages.append(
             (f"{name} ({made.verdict})", acceptance_maps(tested, accepted, captions))
         )

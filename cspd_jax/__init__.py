@@ -1,4 +1,9 @@
-"""Speculative decoding in JAX that does not change the distribution of the output."""
+"""Speculative decoding in JAX that does not change the distribution of the output.
+
+Images: `load`, `generate`, `to_images`, `picture`. Language models: the modules `text`
+and `masked`. `fastest` and `compare` take every family. `audit` tests samplers of any
+library.
+"""
 
 import pathlib
 

@@ -179,7 +179,7 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
             + (
                 f"its model is {model}"
                 if model.is_dir()
-                else "it has not ended: the command that began it goes on with it"
+                else "it has not ended; give its command again, and it goes on"
             )
         )
     if (version := description.get("format_version")) != FORMAT_VERSION:

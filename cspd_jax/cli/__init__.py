@@ -116,7 +116,10 @@ def _sentence(error: Exception) -> str:
             f' ".[{_EXTRAS[error.name]}]"'
         )
     if is_out_of_memory(error):
-        return "there is too little memory for this; fewer rows side by side take less"
+        return (
+            "there is too little memory for this; give a smaller --batch or fewer"
+            " prompts"
+        )
     raise error
 
 

@@ -141,7 +141,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         help="path: exact; paper: Algorithm 1 as printed, lossy (exact with --sigma"
         " off); released: the released runner, lossy (default: path)",
     )
-    add_fields(ahead, image.SelfSpeculation, of="--method self")
+    both = "gamma", "draft_cost", "prefill"
+    add_fields(ahead, image.SelfSpeculation, *both, of="--method self or draft")
+    add_fields(ahead, image.SelfSpeculation, "coupled", of="--method self")
     paper = parser.add_argument_group("--criterion paper")
     add_fields(paper, image.PaperCriterion, of="--criterion paper")
 
@@ -218,7 +220,7 @@ def _method_of(args: argparse.Namespace, model: ImageModel) -> image.Method:
     name = args.method or ("draft" if args.draft else "plain")
     if (name == "draft") != bool(args.draft) or (args.criterion and name != "draft"):
         raise UserError(
-            "--method draft, --draft MODEL and --criterion go together, and with no"
+            "--method draft needs --draft MODEL; --draft and --criterion go with no"
             " other method"
         )
     if name != "draft":

@@ -78,7 +78,7 @@ def test_masked_diffusion_models(tmp_path):
     )
     of_blocks = {"family": "Fast_dLLM_Qwen", "tie_embeddings": True, "block": 8}
     assert fast == dataclasses.replace(dream, **of_blocks)
-    with pytest.raises(UserError, match="mask_token_id is .* be in the vocabulary"):
+    with pytest.raises(UserError, match=r"mask_token_id is .* be in the vocabulary"):
         make_config(open_source(write(tmp_path / "fast", FAST_DLLM)))
     masked = {
         "family": "Dream",
