@@ -75,19 +75,25 @@ class Speculation:
     def width(self, canvas: Canvas) -> int:
         """Returns W, the number of places that a pass gives logits for.
 
-        A round takes up to K + 1 steps and drafts K more. The window has room for them,
-        unless they fill more places than `per_step`. If the model sees the whole text,
-        the first open place can be the last one of its block: with K = 4, one place per
-        step and blocks of 8, W is (1 + 1) * 8 = 16. If blocks are stored, the first
-        block of the window can be finished. W is not longer than the text.
+        A round takes up to K + 1 steps and drafts K more. If the model sees the whole
+        text, the window has room for them, unless they fill more places than
+        `per_step`. The first open place can be the last one of its block: with K = 4,
+        one place per step and blocks of 8, W is (1 + 1) * 8 = 16.
+
+        If blocks are stored, the window is all that a pass reads, of every text. So it
+        has room for the steps and for half of the next drafts; drafts end where it
+        ends. Its first block can be finished: W is (1 + 1) * 8 = 16 again. W is not
+        longer than the text.
         """
-        places = (2 * self.sets.ranks + 1) * canvas.options.per_step
+        drafts = self.sets.ranks
+        per_step = canvas.options.per_step
         if block := canvas.network.config.block:
+            places = (drafts + drafts // 2 + 1) * per_step
             most = canvas.base.shape[1]
         else:
+            places = (2 * drafts + 1) * per_step - 1
             block = canvas.block
             most = canvas.places
-            places -= 1
         return min(1 + -(-places // block), -(-most // block)) * block
 
     def agrees(self, texts: Array, after: Array) -> Array:
