@@ -296,7 +296,8 @@ def main() -> int:
     ]
     for name in sorted(different):
         print(f"{name}: {before.get(name)} recorded, {hashes.get(name)} found")
-    print(f"{len(hashes) - len(different)} of {len(before)} fingerprints are equal")
+    equal = len({*before, *hashes}) - len(different)
+    print(f"{equal} of {len(before)} fingerprints are equal")
     return 1 if different else 0
 
 
