@@ -97,21 +97,26 @@ PYTHIA_1_4B = dataclasses.replace(
     head_dim=128,
     mlp_width=8192,
 )
-LLADA_8B = LMConfig(
-    family="llada",
-    vocab_size=126464,
-    known_ids=126464,
+SDAR_8B = LMConfig(
+    family="sdar",
+    vocab_size=151936,
+    known_ids=151936,
     width=4096,
-    depth=32,
+    depth=36,
     heads=32,
-    kv_heads=32,
+    kv_heads=8,
     head_dim=128,
     mlp_width=12288,
     max_positions=4096,
-    rope_theta=500_000.0,
+    rope_theta=1e6,
     causal=False,
-    mask_ids=(126336,),
+    block=8,
+    mask_ids=(151669,),
 )
+SDAR_1_7B = dataclasses.replace(
+    SDAR_8B, width=2048, depth=28, heads=16, mlp_width=6144, tie_embeddings=True
+)
+SDAR = {"sdar-1.7b": SDAR_1_7B, "sdar-8b": SDAR_8B}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -478,19 +483,20 @@ def text_cases(scale: Scale) -> list[Case]:
     ]
 
 
-def masked_case(scale: Scale, way: str) -> Case:
-    """Returns a case that makes a masked text at the sizes of LLaDA-8B. The weights are
-    random and accept no drafts. So rounds are timed, and each round counts for as many
-    tokens as a round of the package's masked model fills, by `masked.py --only alone`.
+def masked_case(scale: Scale, model: str, way: str) -> Case:
+    """Returns a case that makes a masked text at the sizes of a model of `SDAR`. The
+    weights are random and accept no drafts. So passes are timed, and each one counts
+    for as many tokens as a pass of the package's model fills, by `masked.py --only
+    alone`.
 
     way: "stepwise", or a way of that program: "draft_len 4" or "16 texts".
     """
-    config = scale.of(LLADA_8B)
+    config = scale.of(SDAR[model])
     places = scale.new_tokens
     gamma = way.removeprefix("draft_len ")
     drafts = way != "stepwise"
     options = f"gamma {gamma}" if gamma != way else way
-    row = about("llada-8b", "ssd", options) if drafts else about("llada-8b", way)
+    row = about(model, "ssd", options) if drafts else about(model, way)
     seen = next(
         row
         for row in results(MASKED)["rows"]
@@ -501,7 +507,7 @@ def masked_case(scale: Scale, way: str) -> Case:
     if drafts:
         texts = None if gamma != way else int(way.split()[0])
         method = cspd_jax.masked.SelfSpeculation(4, texts=texts)
-    asked = cspd_jax.masked.Options(max_new_tokens=places, block=8)
+    asked = cspd_jax.masked.Options(max_new_tokens=places)
     network = lm.LM(config, jnp.bfloat16)
 
     def args(weights):

@@ -47,6 +47,7 @@ import numpy as np
 import torch_cases
 from cases import (
     IDENTITY,
+    SDAR,
     Case,
     Scale,
     by_the_device,
@@ -93,7 +94,10 @@ def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
         lambda: torch_cases.mar_case(name, how, scale, **more)
     )
     text = lambda number: chosen(lambda: text_cases(scale)[number])
-    masked = lambda way: chosen(lambda: masked_case(scale, way))
+    masked = lambda model: [
+        chosen(lambda way=way: masked_case(scale, model, way))
+        for way in ("stepwise", "draft_len 4", "16 texts")
+    ]
     full = {"dtype": "float32"}
     guided = {"guided": True}
     side = {"batch": 8}
@@ -132,11 +136,7 @@ def groups(scale: Scale, device_loops: bool = False) -> dict[str, Makers]:
             image("mar-base", 32, 16, coupled=True),
             image("mar-base", 16, 4, **side, coupled=True),
         ],
-        "masked text, LLaDA-8B": [
-            masked("stepwise"),
-            masked("draft_len 4"),
-            masked("16 texts"),
-        ],
+        **{f"masked text, {name}'s sizes": masked(name) for name in SDAR},
         ON_A_CPU[0]: [
             lambda make=make, batch=batch: make(scale, batch)
             for batch in (1, 8)

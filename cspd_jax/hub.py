@@ -35,7 +35,8 @@ DEFAULTS = {  # name -> folder
 TEXT_DEFAULTS = {
     "text-default": "text-target",
     "text-default-draft": "text-draft",
-    "masked-default": "masked-text",
+    "masked-default": "block-text",
+    "masked-whole": "masked-text",
 }
 NAMES = (*DEFAULTS, *MAR_PRESETS)  # the names of image models
 AUTOENCODER = flux.INSIDE  # the autoencoder's folder inside the folder of a model

@@ -220,7 +220,7 @@ PRESETS: dict[str, RunConfig] = {
         _MASKED, steps=16_000, learning_rate=2.5e-3, decay=13_000, seed=1
     ),
     # For `train --init` with a causal target.
-    "block-text": _but(_MASKED, model=_BLOCK_BYTES, steps=8_000, decay=7_000),
+    "block-text": _but(_MASKED, model=_BLOCK_BYTES, steps=3_600, decay=3_300),
     # For `distill --states`, which replaces the model by one that fits the target.
     "text-states": HeadTrainConfig(
         model=EagleConfig(_BYTES, (0,), _BYTES.width, _BYTES.vocab_size),

@@ -70,7 +70,7 @@ def test_the_same_bits_in_float32(method):
 def test_the_command(tmp_path, capsys):
     """Tables fitted by `calibrate` are kept beside the model, and used."""
     folder = tmp_path / "model"
-    shutil.copytree(hub.shipped_folder("masked-default"), folder)
+    shutil.copytree(hub.shipped_folder("masked-whole"), folder)
     (tmp_path / "prompts.txt").write_text("Return a list\nWrite to a file\n")
     calibrate = f"calibrate {folder} --prompts {tmp_path}/prompts.txt --new-tokens "
     assert printed(capsys, calibrate + "8") == {

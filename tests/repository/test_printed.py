@@ -206,7 +206,7 @@ def questions(path: Path) -> None:
 
 LLAMA = language_model(hf_folder.LLAMA | {"max_position_embeddings": 256})
 # As random as the others it would never draft the next move.
-TRAINED = hub.shipped_folder("masked-default")
+TRAINED = hub.shipped_folder("masked-whole")
 INCEPTION = "pt_inception-2015-12-05-6726825d.pth"
 GIVEN = {
     "README": {
