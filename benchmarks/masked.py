@@ -1,12 +1,12 @@
 """Measures the passes and seconds of self-speculation and of stepwise decoding, for
 masked-diffusion text, in one run.
 
-    # Counts passes, for 23 prompts one at a time, in half an hour.
-    python benchmarks/masked.py > masked-alone.json
-    # Those of the model that sees the whole text.
-    python benchmarks/masked.py --model masked-whole > masked-whole.json
-    # Takes the time of one prompt, and of eight side by side.
-    python benchmarks/masked.py --timed > masked.json
+    # Counts passes, for 23 prompts one at a time (results/masked-alone.json).
+    python benchmarks/masked.py
+    # Those of the model that sees the whole text (results/masked-whole.json).
+    python benchmarks/masked.py --model masked-whole
+    # Times one prompt, and eight side by side (results/masked.json).
+    python benchmarks/masked.py --timed
 
 The prompts are beginnings of held-out texts. Every text is compared with the text of
 the stepwise reference, and the number of identical texts is printed. In float32 the two
