@@ -6,7 +6,7 @@
     python benchmarks/paper.py --out paper  # all items
     # Makes the table that docs/images.md shows.
     python benchmarks/paper.py table1 --respacing ddim100 --gamma 3 8
-    # Makes the figures that docs/benchmarks.md shows.
+    # Makes figures with two draft lengths.
     python benchmarks/paper.py figure11 figure13 figure14 figure15 --gamma 2 4
 
 Each item is written as FOLDER/NAME.json, NAME.md and NAME.png. An item whose JSON
