@@ -487,6 +487,8 @@ def figure14(run: Runs) -> Item:
 
 @item("figure15", "Rejected drafts by draft length")
 def figure15(run: Runs) -> Item:
+    """After each rejected draft one token is drawn from the residual, or from what the
+    way has in its place."""
     rows = []
     series: dict[str, list[float]] = {}
     for name, gamma, way in _by_gamma(run):
@@ -498,7 +500,7 @@ def figure15(run: Runs) -> Item:
         "way",
         "exact or lossy",
         "gamma",
-        "rejected drafts of an image, each followed by a draw of the residual",
+        "rejected drafts of an image",
         "acceptance",
     ]
     names = [str(gamma) for gamma in run.args.gamma]
