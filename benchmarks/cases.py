@@ -486,8 +486,7 @@ def text_cases(scale: Scale) -> list[Case]:
 def masked_case(scale: Scale, model: str, way: str) -> Case:
     """Returns a case that makes a masked text at the sizes of a model of `SDAR`. The
     weights are random and accept no drafts. So passes are timed, and each one counts
-    for as many tokens as a pass of the package's model fills, by `masked.py --only
-    alone`.
+    for as many tokens as a pass of the package's model fills, by `masked.py`.
 
     way: "stepwise", or a way of that program: "draft_len 4" or "16 texts".
     """

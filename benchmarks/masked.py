@@ -3,7 +3,7 @@ masked-diffusion text, in one run.
 
     # Counts passes, for 23 prompts one at a time (results/masked-alone.json).
     python benchmarks/masked.py
-    # Those of the model that sees the whole text (results/masked-whole.json).
+    # Does the same by the model that sees the whole text (results/masked-whole.json).
     python benchmarks/masked.py --model masked-whole
     # Times one prompt, and eight side by side (results/masked.json).
     python benchmarks/masked.py --timed
@@ -49,9 +49,11 @@ def measure(
     side: int,
     repeats: int,
 ) -> list[dict[str, Any]]:
-    """Returns a row for each way, the first of which is stepwise decoding. Seconds are
-    the least of `repeats` runs; with 0, nothing is timed.
+    """Returns a row for each way.
 
+    ways: the ways by name; "stepwise" is the reference.
+    repeats: the number of runs, of which the least seconds are kept; with 0, nothing is
+        timed.
     side: the number of prompts side by side.
     """
     tokens, lengths = as_prompts(prompts)  # padded, so that each way compiles once
@@ -108,7 +110,7 @@ def main() -> None:
     ways: dict[str, Any] = {"stepwise": Stepwise(), **CHAINS, **SETS}
     if model.config.block:
         ways["stepwise, no pass that only stores"] = Stepwise(ahead=True)
-    if args.toy or args.timed:  # fewer of them
+    if args.toy or args.timed:  # every third way
         ways = dict(list(ways.items())[::3])
     rows = []
     for kind, decoder in DECODERS.items():

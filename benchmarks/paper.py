@@ -389,7 +389,13 @@ def _by_gamma(run: Runs) -> list[tuple[str, int, dict[str, Any]]]:
     ]
 
 
+# The acceptances of each setting of each way.
 Lines = dict[str, dict[str, list[float | None]]]
+
+
+def _line(found: Lines, way: str, made: Made, setting: str) -> list[float | None]:
+    """Returns the acceptances of a setting, which may be none yet."""
+    return found.setdefault(f"{way} ({made.verdict})", {}).setdefault(setting, [])
 
 
 def _charts(found: Lines, below: str, names: Sequence[Any]) -> Image.Image:
@@ -426,8 +432,7 @@ def figure11(run: Runs) -> Item:
                     faster,
                 )
             )
-            of_way = found.setdefault(f"{name} ({made.verdict})", {})
-            of_way.setdefault(f"gamma {gamma}", []).append(made.acceptance)
+            _line(found, name, made, f"gamma {gamma}").append(made.acceptance)
     columns = [
         "way",
         "exact or lossy",
@@ -438,8 +443,9 @@ def figure11(run: Runs) -> Item:
         "fewer calls",
         "speed-up in seconds",
     ]
-    names = [f"{share:.0%}" for share in PREFILL]
-    return [Table("Ours", columns, rows)], _charts(found, "known tokens", names)
+    return [Table("Ours", columns, rows)], _charts(
+        found, "share of known tokens", PREFILL
+    )
 
 
 @item("figure13", "Acceptance by draft length and guidance scale")
@@ -450,8 +456,7 @@ def figure13(run: Runs) -> Item:
         for cfg in GUIDANCE:
             made = run(way, cfg=cfg)
             rows.append((name, made.verdict, cfg, gamma, made.acceptance, made.error))
-            of_way = found.setdefault(f"{name} ({made.verdict})", {})
-            of_way.setdefault(f"guidance {cfg:g}", []).append(made.acceptance)
+            _line(found, name, made, f"guidance {cfg:g}").append(made.acceptance)
     columns = [
         "way",
         "exact or lossy",
@@ -477,8 +482,7 @@ def figure14(run: Runs) -> Item:
                 for part in np.array_split(revealed, 8, axis=1)
             ]
             rows.append((name, made.verdict, run.least, temperature, *shares))
-            of_way = found.setdefault(f"{name} ({made.verdict})", {})
-            of_way[f"temperature {temperature:g}"] = shares
+            _line(found, name, made, f"temperature {temperature:g}").extend(shares)
     eighths = [f"{number}/8" for number in range(1, 9)]
     columns = ["way", "exact or lossy", "gamma", "temperature", *eighths]
     chart = _charts(found, "eighth of the tokens, as they are revealed", eighths)
@@ -494,14 +498,13 @@ def figure15(run: Runs) -> Item:
     for name, gamma, way in _by_gamma(run):
         made = run(way)
         rejected = float(np.mean(np.sum(made.marks < 0, axis=1)))
-        rows.append((name, made.verdict, gamma, rejected, made.acceptance))
+        rows.append((name, made.verdict, gamma, rejected))
         series.setdefault(f"{name} ({made.verdict})", []).append(rejected)
     columns = [
         "way",
         "exact or lossy",
         "gamma",
         "rejected drafts of an image",
-        "acceptance",
     ]
     names = [str(gamma) for gamma in run.args.gamma]
     return [Table("Ours", columns, rows)], lines(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -141,9 +142,12 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         help="path: exact; paper: Algorithm 1 as printed, lossy (exact with --sigma"
         " off); released: the released runner, lossy (default: path)",
     )
-    both = "gamma", "draft_cost", "prefill"
+    names = [field.name for field in dataclasses.fields(image.SelfSpeculation)]
+    drafts = [field.name for field in dataclasses.fields(image.DraftSpeculation)]
+    both = [name for name in names if name in drafts]
+    own = [name for name in names if name not in drafts]
     add_fields(ahead, image.SelfSpeculation, *both, of="--method self or draft")
-    add_fields(ahead, image.SelfSpeculation, "coupled", of="--method self")
+    add_fields(ahead, image.SelfSpeculation, *own, of="--method self")
     paper = parser.add_argument_group("--criterion paper")
     add_fields(paper, image.PaperCriterion, of="--criterion paper")
 

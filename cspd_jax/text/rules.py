@@ -48,8 +48,8 @@ def token_by_token(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> 
     rejected draft is replaced by a draw from the residual (p - q)_+.
 
     "google" (Leviathan et al.) rejects a draft if r > p / q. "deepmind" (Chen et al.)
-    accepts it if r < min(1, p / q). The two are one test: r is below 1, so the minimum
-    changes nothing, and r = p / q has probability 0.
+    accepts it if r < min(1, p / q). The two are one test: they differ only where r
+    equals 1 or p / q, which has probability 0.
     """
     gamma = drafts.tokens.shape[1]
     num_ids = log_p.shape[-1]

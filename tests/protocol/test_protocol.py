@@ -196,12 +196,12 @@ def check_text(way, request, tokens, info):
         assert (
             not marks[row, :n].any() and marks[row, n : info.trace.lengths[row]].all()
         )
-    of = samplers.DRAFTERS.get(way.drafter)
-    drafts = 0 if of is None else of.drafts
+    drafter = samplers.DRAFTERS.get(way.drafter)
+    drafts = 0 if drafter is None else drafter.drafts
     (passes, rows) = info.calls["target"]
     (draft_passes, draft_rows) = info.calls["draft"]
     assert rows == ROWS * (drafts + 1) * passes
-    if of is None:
+    if drafter is None:
         assert set(np.unique(marks)) == {0, PLAIN} and info.acceptance is None
         assert info.made.sum() == info.rounds.sum() and draft_passes == draft_rows == 0
         return
@@ -212,9 +212,9 @@ def check_text(way, request, tokens, info):
     assert info.tested[:, 0].sum() == info.rounds.sum() - count(PLAIN).sum()
     for flags in (info.tested, info.accepted):
         assert np.all(np.diff(flags.sum(axis=0)) <= 0)
-    least, most = of.passes
+    least, most = drafter.passes
     assert least * passes <= draft_passes <= most * passes
-    assert draft_rows == ROWS * of.rows(passes, draft_passes)
+    assert draft_rows == ROWS * drafter.rows(passes, draft_passes)
 
 
 def check_masked(way, request, tokens, info):

@@ -189,8 +189,8 @@ IMAGE = {
 }
 
 
-class OfDrafter(NamedTuple):
-    """A drafter of text, and what its work is counted as.
+class CountedDrafter(NamedTuple):
+    """A drafter of text, and how its work is counted.
 
     make: a function of (target, a model near it) that returns what `method` takes.
     passes: the least and the most passes of the drafter, for a pass of the target.
@@ -214,18 +214,18 @@ def head_of(target: TextModel, near: TextModel) -> Any:
 
 
 DRAFTERS = {
-    "lookup": OfDrafter(lambda target, near: text.PromptLookup()),
+    "lookup": CountedDrafter(lambda target, near: text.PromptLookup()),
     # The first pass of a round reads what the last one may have added.
-    "model": OfDrafter(
+    "model": CountedDrafter(
         lambda target, near: near,
         (1, MAX_GAMMA),
         lambda target, own: own + target,  # see ModelDrafter
     ),
-    "head": OfDrafter(
+    "head": CountedDrafter(
         head_of, (1, MAX_GAMMA), lambda target, own: MAX_GAMMA * target + own
     ),
     # A level is a pass, and the last one is not read.
-    "tree": OfDrafter(
+    "tree": CountedDrafter(
         lambda target, near: near,
         (len(WIDTHS), len(WIDTHS)),
         lambda target, own: (2 + 2 + 4) * target,
