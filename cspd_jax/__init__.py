@@ -6,6 +6,12 @@ library.
 """
 
 import pathlib
+import signal
+import sys
+
+# Until the command line can say so in one line, Ctrl-C ends its process without a word.
+if sys.argv[0].endswith("cspd-jax"):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 __version__ = "0.8.0.dev0"
 

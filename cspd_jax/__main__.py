@@ -11,6 +11,7 @@ from cspd_jax.cli import main
 
 def command() -> None:
     """Runs the command of this process and ends it. SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _end)
     if code := main():
         # Threads in the middle of something only add to what has been said.

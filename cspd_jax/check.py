@@ -133,7 +133,12 @@ def check_fields(of: Any) -> None:
             )
         within = field.metadata.get("within")
         if within and value is not None and not isinstance(value, jax.core.Tracer):
-            _check_range(field.name, np.asarray(value), *within)
+            numbers = np.asarray(value)
+            if "float" not in str(field.type) and numbers.dtype.kind not in "iu":
+                raise UserError(
+                    f"{field.name} is {shown(value)}; it must be a whole number"
+                )
+            _check_range(field.name, numbers, *within)
 
 
 def _check_range(name: str, numbers: Any, low: float, high: float | None) -> None:

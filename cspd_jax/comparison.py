@@ -20,7 +20,7 @@ from cspd_jax.info import Generated
 from cspd_jax.keys import independent_key
 from cspd_jax.language_models import as_prompts
 from cspd_jax.measure import Choice, fastest_of, median_seconds, timed
-from cspd_jax.models import ImageModel
+from cspd_jax.models import ImageModel, TextModel, check_model
 from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
@@ -55,6 +55,7 @@ def family_of(model: Any) -> ModuleType:
     `masked`."""
     if isinstance(model, ImageModel):
         return image
+    check_model(model, ImageModel, TextModel, tuple)
     network = model[0] if isinstance(model, tuple) else model.network
     return text if network.config.causal else masked
 
@@ -95,6 +96,8 @@ def compare(
     ways.setdefault(reference.method.name, reference)
     if family is image and method.draft is not None:
         ways["draft alone"] = reference._replace(model=method.draft)
+    if len(ways) < 2:
+        raise UserError(f"{name} is the reference itself; compare another method")
     return side_by_side(ways, repeats)
 
 

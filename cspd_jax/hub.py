@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -61,10 +62,10 @@ _ENDINGS = (
 )
 SHIPPED = Path(__file__).parent / "defaults"
 _KINDS = {  # type -> (its name in messages, the kinds of checkpoints that it covers)
-    ImageModel: ("model", tuple(IMAGE_KINDS)),
-    TextModel: ("language model", ("lm",)),
-    HeadModel: ("head", ("eagle",)),
-    VAE: ("autoencoder", ("kl16", "flux", "svae")),
+    ImageModel: ("an image model (cspd-jax generate)", tuple(IMAGE_KINDS)),
+    TextModel: ("a language model (cspd-jax text, cspd-jax masked)", ("lm",)),
+    HeadModel: ("a head (cspd-jax text --draft)", ("eagle",)),
+    VAE: ("an autoencoder (--vae)", ("kl16", "flux", "svae")),
 }
 
 
@@ -111,7 +112,7 @@ def load(
     return _model(name, found, dtype, path if path.is_dir() else None, mesh)
 
 
-def describe(name_or_path: str | os.PathLike, of: type | None = None) -> Any:
+def describe(name_or_path: str | os.PathLike) -> Any:
     """Returns the model with None as its parameters, so that a request can be checked
     against it. Nothing is downloaded."""
     name = os.fspath(name_or_path)
@@ -124,7 +125,6 @@ def describe(name_or_path: str | os.PathLike, of: type | None = None) -> Any:
         raise UserError(
             f"{name} is neither a folder nor one of the image models {', '.join(NAMES)}"
         )
-    _check_kind(found.kind, of, name)
     return _model(name, found, jnp.dtype(jnp.float32), path, None)
 
 
@@ -156,10 +156,11 @@ def _locate(name: str) -> Path | None:
         if (run / "checkpoints").is_dir():
             weights.read_description(run)  # raises: the run may not have ended
         raise UserError(f"{name} does not exist")
-    names = ", ".join((*DEFAULTS, *TEXT_DEFAULTS, *FILES))
+    every = (*DEFAULTS, *TEXT_DEFAULTS, *FILES)
+    near = difflib.get_close_matches(name, every) or every
     raise UserError(
-        f"{name} is neither a checkpoint folder nor one of the names {names}, nor"
-        " OWNER/NAME on the hub"
+        f"{name} is no checkpoint folder, no OWNER/NAME on the hub and no name of a"
+        f" model; did you mean {' or '.join(near)}?"
     )
 
 
@@ -184,12 +185,8 @@ def _outline(path: Path, published: bool) -> tuple[weights.Checkpoint, Source | 
 def _check_kind(kind: str, of: type | None, name: str) -> None:
     if of is None or kind in _KINDS[of][1]:
         return
-    what, kinds = _KINDS[of]
-    head = " (a head goes with cspd-jax text --draft)" if kind == "eagle" else ""
-    raise UserError(
-        f"{name} is a checkpoint of kind {kind}{head}; the {what} must be of kind"
-        f" {' or '.join(kinds)}"
-    )
+    found = next((told for told, kinds in _KINDS.values() if kind in kinds), kind)
+    raise UserError(f"{name} is {found}; this takes {_KINDS[of][0]}")
 
 
 def _model(
@@ -237,34 +234,24 @@ class Fetched(NamedTuple):
     origin: str
 
 
-def fetch(
-    name: str,
-    *,
-    revision: str | None = None,
-    endpoint: str | None = None,
-    cache_dir: str | os.PathLike | None = None,
-) -> Fetched:
+def fetch(name: str) -> Fetched:
     """Returns the file of published weights (`FILES`), or the folder of a language
-    model, from the cache or the network.
-
-    revision: a branch, or the 40 digits of a commit, which never changes (default: the
-        environment variable CSPD_HUB_REVISION, then main).
-    endpoint, cache_dir: as in huggingface_hub, whose defaults they have.
+    model, from the cache or the network. The environment variable CSPD_HUB_REVISION
+    names a branch, or the 40 digits of a commit, which never changes (default: main).
     """
-    revision = revision or os.environ.get(REVISION_VARIABLE)
-    where: dict[str, Any] = {
-        "revision": revision,
-        "endpoint": endpoint,
-        "cache_dir": cache_dir,
-    }
+    revision = os.environ.get(REVISION_VARIABLE)
     import huggingface_hub
 
     try:
         if (file := FILES.get(name)) is not None:
-            path = Path(huggingface_hub.hf_hub_download(REPOSITORY, file, **where))
+            path = Path(
+                huggingface_hub.hf_hub_download(REPOSITORY, file, revision=revision)
+            )
             return Fetched(path, f"{REPOSITORY}@{path.parent.name}/{file}")
         path = Path(
-            huggingface_hub.snapshot_download(name, allow_patterns=_OF_A_MODEL, **where)
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=_OF_A_MODEL
+            )
         )
         return Fetched(path, f"{name}@{path.name}")
     except Exception as error:  # the library and its HTTP client raise many types

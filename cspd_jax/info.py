@@ -128,8 +128,7 @@ class Info:
         tested = int(np.sum(self.tested))
         lines = [
             f"calls       {self.sequential} one after the other ({calls})",
-            f"rounds      {np.mean(self.rounds):.1f} for a row of"
-            f" {np.mean(self.made):.1f} tokens",
+            f"rounds      {_mean(self.rounds)} for a row of {_mean(self.made)} tokens",
             f"acceptance  {self.acceptance:.1%} of {tested} drafts"
             if tested
             else "acceptance  no drafts",
@@ -142,6 +141,10 @@ class Info:
         )
 
     __repr__ = __str__
+
+
+def _mean(counts: Array) -> str:
+    return f"{np.mean(counts):.1f}".removesuffix(".0")
 
 
 class Generated(NamedTuple):

@@ -13,7 +13,7 @@ from chex import ArrayTree
 from jax.typing import ArrayLike
 
 from cspd_jax.check import UserError
-from cspd_jax.models import TextModel
+from cspd_jax.models import TextModel, check_model
 from cspd_jax.networks.lm import Pass
 
 Array = jax.Array
@@ -221,6 +221,7 @@ def bound(model: Model) -> tuple[Any, ArrayTree]:
 
     Inside your own jitted function, use the pair, whose parameters are traced.
     """
+    check_model(model, TextModel, tuple)
     return model if isinstance(model, tuple) else model.for_decoding
 
 
@@ -255,6 +256,11 @@ def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
 def as_prompts(prompts: PromptsLike) -> Prompts:
     """Returns prompts as arrays. Lists are padded, and a tuple must be (tokens,
     lengths)."""
+    if not isinstance(prompts, tuple) and any(map(np.isscalar, prompts)):
+        raise UserError(
+            "prompts are lists of ids, such as [[5, 6], [7]]; the ids of a text are"
+            " cspd_jax.tokenizers.load_tokenizer(model).encode(text)"
+        )
     found = Prompts(*prompts) if isinstance(prompts, tuple) else pad_prompts(prompts)
     chex.assert_shape(found.tokens, (len(found.lengths), None))
     return found

@@ -12,6 +12,7 @@ from chex import ArrayTree
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from cspd_jax.check import UserError, shown
 from cspd_jax.networks import autoencoder, mar, nextstep, sphere, sphere_vae
 from cspd_jax.networks.eagle import Eagle
 from cspd_jax.networks.lm import LM, LMConfig
@@ -125,6 +126,15 @@ class HeadModel(_Model):
             **self.params,
             **by_outputs(floats),
         }
+
+
+def check_model(model: object, *kinds: type) -> None:
+    """Raises UserError unless the model is of one of these kinds."""
+    if not isinstance(model, kinds):
+        raise UserError(
+            f"{shown(model)} is no {kinds[0].__name__}; cspd_jax.load(NAME) returns one"
+            " if NAME is the name of such a model"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

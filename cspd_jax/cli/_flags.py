@@ -165,6 +165,6 @@ def labels(text: str, classes: int, names: tuple[str, ...] = ()) -> list[int]:
         else:
             raise UserError(
                 f"label {shown(part)} is neither a number, such as 0 or 0-2, nor a"
-                " class's name"
+                f" class's name{': ' * bool(names)}{', '.join(names[:12])}"
             )
     return found

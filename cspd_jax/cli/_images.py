@@ -41,6 +41,8 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
 
     classes: the text that describes the default of --labels.
     """
+    parser.register("type", "FIRST:LAST", annealing)
+    parser.register("type", "ROWSxCOLUMNS", grid)
     what = parser.add_argument_group("what to generate")
     add = what.add_argument
     add(
@@ -84,7 +86,7 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
     )
     add(
         "--grid",
-        type=grid,
+        type="ROWSxCOLUMNS",
         metavar="ROWSxCOLUMNS",
         help="tokens of an image (the model's)",
     )
@@ -119,7 +121,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add_fields(how, image.Options)
     add_fields(how, image.ChainSpeculation, of="--denoise speculative")
     order, anneal = (FIELDS[name].metadata["help"] for name in ("order", "anneal"))
-    how.add_argument("--anneal", type=annealing, metavar="FIRST:LAST", help=anneal)
+    how.add_argument("--anneal", type="FIRST:LAST", metavar="FIRST:LAST", help=anneal)
     orders = how.add_mutually_exclusive_group()
     orders.add_argument("--order", choices=("spread",), help=order)
     orders.add_argument(

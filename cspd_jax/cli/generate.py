@@ -80,8 +80,7 @@ def run(args: argparse.Namespace) -> None:
         told = _save(args, request, vae, folder, made)
         print(json.dumps({"out": str(folder), **told}) if args.json else folder)
         if choose and not args.compare:
-            (info,) = (made.info for made in made.values())
-            _say_what_is_saved(request, args.batch, info)
+            _say_what_is_saved(request, args.batch)
 
 
 def _speculative(request: Request) -> Request:
@@ -96,7 +95,10 @@ def _speculative(request: Request) -> Request:
 
 def _fastest(request: Request, batch: int) -> Request:
     """Returns the request with the exact method that is the fastest on this machine."""
-    progress("measuring which exact method is fastest here")
+    progress(
+        "measuring which exact method is fastest here, in about a minute; --method"
+        " plain does without"
+    )
     unknown = dataclasses.replace(request.options, known=None)
     found = chosen(
         fastest(request.key, request.model, request.what[:batch], options=unknown)
@@ -105,38 +107,18 @@ def _fastest(request: Request, batch: int) -> Request:
     return request._replace(method=found.method, options=options)
 
 
-def _say_what_is_saved(request: Request, batch: int, info: Info) -> None:
-    """Prints how much exact speculation saves, even if it is not faster on this
-    machine. Images that were made one by one, and whole, are compared with one by the
-    plain sampler. Otherwise the first images are made by both, two at most.
-
-    info: the record of all images.
-    """
+def _say_what_is_saved(request: Request, batch: int) -> None:
+    """Makes the first images, two at most, by exact speculation and by the plain
+    sampler, in turns, and prints what is saved, even if it is not time."""
     options = dataclasses.replace(request.options, known=None)
     few = request._replace(what=request.what[: min(batch, 2)], options=options)
-    exact = info.exact
-    if batch == 1 and options.chains and request.options.known is None:
-        options = dataclasses.replace(options, denoise="plain")
-        (plain,) = _timed(
-            few._replace(method=image.Plain(), options=options), 1
-        ).values()
-        images = len(request.what)
-        seconds = (info.seconds or 0.0) / images
-        saved = (
-            f": {info.sequential / images:.0f} calls and {seconds:.2f} s an image; the"
-            f" plain sampler, tried on one, made {plain.info.sequential} in"
-            f" {plain.info.seconds:.2f} s"
-        )
-    else:
-        found = {
-            name: one.info
-            for name, one in compare(*_speculative(few), repeats=1).items()
-        }
-        exact = all(one.exact for one in found.values())
-        saved = f", tried on {len(few.what)} of them: "
-        saved += report.in_words(report.beside(found))
-    kind = "exact" if exact else "lossy"
-    progress(f"{kind} speculation{saved}")
+    made = compare(*_speculative(few), repeats=2)
+    found = {way: one.info for way, one in made.items()}
+    kind = "exact" if all(info.exact for info in found.values()) else "lossy"
+    progress(
+        f"{kind} speculation, tried on {len(few.what)} of them:"
+        f" {report.in_words(report.beside(found))}"
+    )
     progress("--compare shows both side by side; in Python: docs/library.md")
 
 
@@ -217,7 +199,7 @@ def _save(
         with written_beside(folder / name) as partial:
             page.save(partial)
     write_text(folder / "report.json", json.dumps(told, indent=2) + "\n")
-    progress(f"{len(labels)} images are in {folder}: {way}, {report.cost(info)}")
+    progress(f"images in {folder}: {len(labels)}, {way}, {report.cost(info)}")
     if args.compare:
         progress(
             f"beside the plain sampler: {report.in_words(told['compared_to_plain'])}"

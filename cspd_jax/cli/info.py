@@ -39,4 +39,6 @@ def run(args: argparse.Namespace) -> None:
             "params": source.num_params,
             "source_sha256": digest(source),
         }
+    extra = found.pop("extra", None) or {}
+    found |= {name: extra[name] for name in sorted(extra)}
     result({"path": os.path.abspath(path), **found}, args.json)

@@ -16,7 +16,7 @@ from typing import Any
 
 from cspd_jax import hub, text
 from cspd_jax._utils.options import reported
-from cspd_jax.check import check_vocabularies
+from cspd_jax.check import UserError, check_vocabularies
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, chosen, from_flags, read, refuse_unread
 from cspd_jax.comparison import Request, fastest
@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> None:
     )
     # A head drafts on a single device.
     mesh = None if _is_head(args.draft) and not args.mesh else default_mesh(args.mesh)
+    if args.compare and args.method == "plain":
+        raise UserError("plain is the reference itself; compare another method")
     target, tokenizer, prompts = _texts.open_model(args, mesh, causal=True)
     args.method = args.method or "speculation"
     args.draft = None if args.method == "plain" else args.draft or default_draft(target)

@@ -19,6 +19,7 @@ from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.criterion import PathCriterion
 from cspd_jax.image.generation import generate, prepare, resolve, stream
 from cspd_jax.image.known import Known
+from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.methods import (
     DraftSpeculation,
     Method,
@@ -35,10 +36,12 @@ from cspd_jax.image.recipe import Batch, Recipe
 from cspd_jax.image.regions import keep
 
 __all__ = [
+    "Annealing",
     "Batch",
     "CachedTokenModel",
     "CausalTokenModel",
     "ChainSpeculation",
+    "Checkerboard",
     "DraftSpeculation",
     "Known",
     "Method",

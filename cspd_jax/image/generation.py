@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from cspd_jax.image.calibration import drafter_for
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.chain_drafters import frozen
 from cspd_jax.image.known import of_every_image
+from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.methods import METHODS, Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Order, Random, Raster, Spread, prefix_lengths
@@ -35,11 +37,11 @@ from cspd_jax.image.recipe import Batch, Draft, Recipe
 from cspd_jax.info import Calls, Exactness, Generated
 from cspd_jax.keys import keys_per_row
 from cspd_jax.language_models import concrete
-from cspd_jax.models import ImageModel
+from cspd_jax.models import ImageModel, check_model
 from cspd_jax.parallel import common_mesh
 
 Array = jax.Array
-Labels = Sequence[int] | np.ndarray | jax.Array
+Labels = Sequence[int | str] | np.ndarray | jax.Array
 # An image of at most this many tokens gets one prefix; more are not worth compiling.
 _FEW = 64
 
@@ -58,6 +60,12 @@ def resolve(
     """
     check_kind("the method is", method, *METHODS)
     check_kind("the options are", options, Options)
+    if options.anneal is not None:
+        check_kind("anneal is", options.anneal, Annealing)
+    if options.order is not None:
+        check_kind("order is", options.order, Spread, Checkerboard, Order)
+    for one in (model, method.draft):
+        check_model(one, ImageModel, NoneType)
     _check(model, method, options, images)
     network = model.network
     length = network.seq_len
@@ -149,7 +157,8 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
         if method.name != "plain":
             raise UserError(
                 f"the method {method.name} does not go with a causal model, whose"
-                " tokens come one by one; use plain, with denoise speculative"
+                " tokens come one by one; use the method plain with denoise speculative"
+                " (--method plain --denoise speculative)"
             )
         if (
             options.shortcuts
@@ -242,7 +251,7 @@ def generate(
 
     key: one key, with which image i uses key i of `row_keys(key, N)`; or one key for
         each image, [N].
-    labels: class numbers, [N]; -1 is "no class".
+    labels: class numbers or names of classes, [N]; -1 is "no class".
     method: Plain(), SelfSpeculation(), DraftSpeculation(draft) or
         Released(draft).
     options: the options that do not depend on the method. `cfg` may be one number, or
@@ -305,19 +314,27 @@ def _joined(parts: list[Generated], count: int) -> Generated:
 
 
 def as_labels(model: ImageModel, labels: Labels | None) -> np.ndarray:
-    """Returns the labels as class numbers, int32 [N]. Raises a UserError for a class
+    """Returns the labels, numbers or names of classes, as class numbers, int32 [N].
+    Raises a UserError for a class
     that the model does not have."""
     if labels is None:
         raise UserError(
             "say what to make: give labels, or prompts where the model takes them"
         )
+    check_model(model, ImageModel)
+    names = model.class_names
     found = np.asarray(labels)
+    if found.dtype.kind == "U":
+        found = np.asarray(
+            [names.index(name) if name in names else name for name in found.ravel()]
+        )
     classes = model.config.num_classes
     if not classes:
         raise UserError(f"{model.name} makes images from prompts; give prompts")
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise UserError(
-            "labels must be a list of at least one class number, for example [0, 1, 2]"
+            "labels must be a list of class numbers, for example [0, 1, 2], or of"
+            f" classes' names{': ' * bool(names)}{', '.join(names[:12])}"
         )
     if (wrong := found[(found < -1) | (found >= classes)]).size:
         raise UserError(

@@ -165,7 +165,7 @@ class SelfSpeculation(_Rounds):
     )
     coupled: bool = option(
         False,
-        "on or off: drafts after a rejected one are kept and corrected, still exactly;"
+        "drafts after a rejected one are kept and corrected, still exactly;"
         " saves rounds if gamma is large (off)",
         flags=("--coupled",),
         type=bool,

@@ -73,13 +73,14 @@ class Options:
     )
     anneal: Annealing | None = option(
         None,
-        "lossy: denoising steps fall from FIRST to LAST along the AR steps, for example"
-        " 50:5 (DiSA)",
+        "lossy: denoising steps fall along the AR steps (DiSA), as 50:5 (in Python"
+        " `image.Annealing(50, 5)`) says",
     )
     order: Order | None = option(
         None,
-        "the order in which tokens are revealed; spread keeps each token far from the"
-        " last eight, which is another distribution (default: random, as in MAR)",
+        "the order in which tokens are revealed; spread (in Python `image.Spread()`)"
+        " keeps each token far from the last eight, which is another distribution"
+        " (default: random, as in MAR)",
     )
     known: Known | None = option(
         None,

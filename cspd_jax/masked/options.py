@@ -59,8 +59,8 @@ class Options:
     )
     threshold: Array | float | None = option(
         None,
-        "a step fills every place whose confidence is above P, if these are at least"
-        " --per-step places",
+        "a step fills every place whose confidence is above P, and at least"
+        " `per_step` places",
         flags=("--threshold",),
         within=(0, 1),
         type=float,
@@ -95,7 +95,7 @@ class Options:
     )
     top_k: Array | int | None = option(
         None,
-        "draw from the K most probable tokens, after --top-p",
+        "draw from the K most probable tokens, after `top_p`",
         flags=("--top-k", "--sampling-top-k"),
         within=(1, None),
         type=int,

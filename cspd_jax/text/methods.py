@@ -50,7 +50,7 @@ class Speculation:
     draft: DrafterLike = dataclasses.field(metadata=_UNREPORTED)
     gamma: Array | int = option(
         4,
-        "drafts per round (default: 4; with --method auto 2 or 4)",
+        "drafts per round (default: 4; auto tries 2 and 4)",
         flags=("--gamma",),
         within=(0, None),
         type=int,

@@ -78,8 +78,12 @@ def folder(tmp_path_factory):
             DRAFT + " latents",
             "tokens of dimension 4, the target tokens of dimension 16",
         ),
-        ("generate --target text-default", "of kind lm; the model must be of kind mar"),
-        ("text --target default", "of kind mar; the language model must be of kind lm"),
+        ("generate --target wrods", "did you mean words?"),
+        (GENERATE + " --anneal 50", "invalid 'FIRST:LAST' value: '50'"),
+        (GENERATE + " --compare", "plain is the reference itself"),
+        ("text --method plain --compare", "plain is the reference itself"),
+        ("generate --target text-default", "takes an image model (cspd-jax generate)"),
+        ("text --target default", "is an image model (cspd-jax generate); this takes"),
         (
             "text --target masked-default",
             "is a masked-diffusion model; use cspd-jax masked",
@@ -143,6 +147,13 @@ def test_a_mistake_of_the_program_is_not_hidden(monkeypatch):
     monkeypatch.setattr(info, "run", lambda args: {}["mistake"])
     with pytest.raises(KeyError):
         main(["info", "default"])
+
+
+def test_ctrl_c_has_nothing_to_say_while_the_package_is_imported():
+    program = "import signal, sys; sys.argv = ['bin/cspd-jax']; import cspd_jax;"
+    program += "signal.raise_signal(signal.SIGINT)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert ended.returncode == -signal.SIGINT and not ended.stderr
 
 
 SLEEPS = """

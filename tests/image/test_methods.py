@@ -16,6 +16,7 @@ import cspd_jax
 from cspd_jax import masked, text
 from cspd_jax.image import calibration, generate, resolve
 from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.generation import as_labels
 from cspd_jax.image.methods import (
     DraftSpeculation,
     Plain,
@@ -24,6 +25,7 @@ from cspd_jax.image.methods import (
 )
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.language_models import as_prompts
 from cspd_jax.networks.mar import MARModel
 
 KEY = jax.random.key(3)
@@ -53,6 +55,10 @@ def model(folder):
         (Plain(), Options(denoise=ChainSpeculation(4), temperature=0), "temperature 0"),
         (SelfSpeculation(128), Options(), "gamma is 128; it must be from 1 to 127"),
         (SelfSpeculation(prefill=2.0), Options(), "prefill is 2.0; it must be from 0"),
+        (SelfSpeculation(2.5), Options(), "gamma is 2.5; it must be a whole number"),
+        (Plain(), Options(anneal="50:5"), "anneal is '50:5'; write Annealing(...)"),
+        (Plain(), Options(order="spread"), "order is 'spread'; write Spread(...) or"),
+        (DraftSpeculation("words"), Options(), "'words' is no ImageModel; cspd_jax.lo"),
     ],
 )
 def test_what_is_no_method_or_no_choice_is_named(model, method, options, said):
@@ -76,11 +82,34 @@ def test_texts_name_it_too(family, method, options, said):
 
 
 @pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda: text.generate(None, "text-default", [[1]]), "is no TextModel"),
+        (lambda: as_prompts(["Return"]), "prompts are lists of ids"),
+        (lambda: as_prompts([1, 2]), "prompts are lists of ids"),
+        (lambda: text.Speculation("lookup").drafting(), "'lookup' is no TextModel"),
+        (lambda: cspd_jax.generate(KEY, "words", [0]), "'words' is no ImageModel"),
+        (lambda: cspd_jax.fastest(KEY, "words", [0]), "'words' is no ImageModel"),
+    ],
+)
+def test_names_are_no_models_and_texts_no_ids(call, said):
+    with pytest.raises(cspd_jax.UserError, match=said):
+        call()
+
+
+@pytest.mark.parametrize(
     "labels, prompts", [([1.5], None), (np.array([True]), None), ([0], ["bee"])]
 )
 def test_what_to_make_is_one_list_of_class_numbers(model, labels, prompts):
     with pytest.raises(cspd_jax.UserError, match=r"class number|exclude each other"):
         cspd_jax.generate(KEY, model, labels, prompts=prompts)
+
+
+def test_names_of_classes_are_labels(model):
+    names = np.array(model.class_names)[[2, 0]]
+    assert as_labels(model, names).tolist() == [2, 0]
+    with pytest.raises(cspd_jax.UserError, match=rf"classes' names: {names[1]}"):
+        as_labels(model, ["nothing"])
 
 
 @pytest.mark.parametrize("denoise", ["plain", ChainSpeculation(4)])
