@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax import DEVICE_LOOPS
+from cspd_jax._utils import accelerators
 
 # The numbers of the model of an H100's time. They are fitted to four rows that were
 # measured on an H200 (gpu.json).
@@ -357,6 +358,8 @@ def h100() -> jax.sharding.Sharding:
     they cannot run."""
     from jax.experimental import topologies
 
+    # Programs are traced in the form for an accelerator, too.
+    accelerators.only_cpus = lambda: False
     # There is no driver that could check these constraints.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     found = topologies.get_topology_desc(

@@ -8,7 +8,7 @@ import text_models
 import token_hashes
 
 from cspd_jax import device_loops, text
-from cspd_jax._utils import compilation, loops
+from cspd_jax._utils import accelerators, compilation, loops
 from cspd_jax.networks.head import full_product
 
 
@@ -37,6 +37,7 @@ def test_the_form_of_an_accelerator_gives_the_same(monkeypatch, float64):
         forms.add(getattr(default, "__name__", "partial"))
         return default(*operands)
 
+    monkeypatch.setattr(accelerators, "only_cpus", lambda: False)
     monkeypatch.setattr(jax.lax, "platform_dependent", on_an_accelerator)
     chex.assert_trees_all_close(made(), usual, atol=1e-5)
     assert len(forms) >= 4, forms
