@@ -10,7 +10,6 @@ its noise when it needs it. The modules have the names of the published checkpoi
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -287,18 +286,3 @@ def random_model(config: MARConfig, seed: int = 0) -> MAR:
             else:
                 p.normal_(0.0, 0.5 / math.sqrt(p.shape[-1]) if p.ndim == 2 else 0.02)
     return model
-
-
-def to_jax(model: MAR) -> dict:
-    """Returns the weights as Flax parameters of this library, by the converter's
-    table."""
-    from cspd_jax.converters import mar
-
-    def whole(array: np.ndarray) -> SimpleNamespace:
-        return SimpleNamespace(
-            array=array, shape=array.shape, dtype=array.dtype, numpy=lambda: array
-        )
-
-    return mar.FORMAT.convert(
-        model.config, {k: whole(v.numpy()) for k, v in model.state_dict().items()}
-    )
