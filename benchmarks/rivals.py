@@ -8,7 +8,7 @@ speculate when fewer steps are faster.
     python benchmarks/rivals.py OUT.json --rows docs/words.png
 
 Images are stored in the folder OUT, so an interrupted run can be continued. Words are
-read letter by letter (cspd_jax/tools/evaluation/words.py). A word is right if the list
+read letter by letter (tests/support/word_reader.py). A word is right if the list
 of the picture's topic has it. Every cell is compared with the same number of plain
 images with other keys: by the share of right words, and by moments, energy and a
 classifier. The cell "plain" is the control, which is the reference's sampler with other
@@ -22,13 +22,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
 import jax
 import numpy as np
+import word_reader as measures
 from charts import marked, scatter
+from equality import TESTS
 from PIL import Image
 from toy import STEPS as TOY_STEPS
 from toy import (
@@ -56,8 +61,6 @@ from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.reports.pictures import titled
-from cspd_jax.tools.evaluation import words as measures
-from cspd_jax.tools.evaluation.equality import TESTS
 from cspd_jax.training.data.words import BLANK
 
 BATCH = 8  # images side by side

@@ -340,21 +340,6 @@ def ks_p_value(sample: Array, cdf: Callable[[Array], Array]) -> float:
     return min(1.0, 2 * math.exp(-2 * n * distance**2))
 
 
-def two_sample_ks_p_value(x: Array, y: Array) -> float:
-    """Kolmogorov-Smirnov for two samples of one size n >= 458 (Wei and Dudley,
-    2012)."""
-    x = np.sort(np.asarray(x, float).ravel())
-    y = np.sort(np.asarray(y, float).ravel())
-    assert len(x) == len(y) >= 458
-    if not (np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
-        return 0.0
-    both = np.concatenate([x, y])
-    distance = np.max(
-        np.abs(np.searchsorted(x, both, "right") - np.searchsorted(y, both, "right"))
-    ) / len(x)
-    return min(1.0, 2 * math.exp(-len(x) * distance**2))
-
-
 def normals_p_value(noise: Array) -> float:
     """Noise [N, L, d] (NaN where there is none) against independent standard normals:
     each step's [N, d], differences of neighbouring steps, sums and squared norms of

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from equality import two_sample_ks_p_value
 from scipy.stats import chi2, norm
 
-from cspd_jax.audit import FALSE_ALARM, ks_p_value, share_p_value, two_sample_ks_p_value
+from cspd_jax.audit import FALSE_ALARM, ks_p_value, share_p_value
 from cspd_jax.coupling.gaussian import couple_gaussians
 from cspd_jax.coupling.residual import gaussian_residual, log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian, log_density

@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from equality import classifier_p_value, energy_p_value, two_sample_ks_p_value
 from scipy.stats import norm
 
 from cspd_jax.audit import (
@@ -10,9 +11,7 @@ from cspd_jax.audit import (
     counts_p_value,
     ks_p_value,
     share_p_value,
-    two_sample_ks_p_value,
 )
-from cspd_jax.tools.evaluation.equality import classifier_p_value, energy_p_value
 
 P = np.array([0.5, 0.3, 0.15, 0.05, 0.0])
 WRONG = np.array([0.51, 0.28, 0.15, 0.06, 0.0])

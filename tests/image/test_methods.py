@@ -86,7 +86,6 @@ def test_texts_name_it_too(family, method, options, said):
     [
         (lambda: text.generate(None, "text-default", [[1]]), "is no TextModel"),
         (lambda: as_prompts(["Return"]), "prompts are lists of ids"),
-        (lambda: as_prompts([1, 2]), "prompts are lists of ids"),
         (lambda: text.Speculation("lookup").drafting(), "'lookup' is no TextModel"),
         (lambda: cspd_jax.generate(KEY, "words", [0]), "'words' is no ImageModel"),
         (lambda: cspd_jax.fastest(KEY, "words", [0]), "'words' is no ImageModel"),

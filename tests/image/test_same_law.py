@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import batch_of
+from equality import FALSE_ALARM, by_moments, classifier_p_value, energy_p_value
 from recorded import GOLDEN, network
 
 from cspd_jax import shell
-from cspd_jax.audit import FALSE_ALARM
 from cspd_jax.image import rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.criterion import PathCriterion
@@ -25,11 +25,6 @@ from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.recipe import Draft
 from cspd_jax.keys import row_keys
-from cspd_jax.tools.evaluation.equality import (
-    by_moments,
-    classifier_p_value,
-    energy_p_value,
-)
 
 
 def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **options):

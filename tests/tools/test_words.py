@@ -3,11 +3,11 @@ wrong with them."""
 
 import numpy as np
 import pytest
+import word_reader as measures
+from classifier import ClassifierConfig
+from equality import FALSE_ALARM
 
 from cspd_jax.image.pixels import as_bytes
-from cspd_jax.tools.evaluation import words as measures
-from cspd_jax.tools.evaluation.classifier import ClassifierConfig
-from cspd_jax.tools.evaluation.equality import FALSE_ALARM
 from cspd_jax.training.data.words import Words, words
 
 DATA = Words(topics=("animals", "music"), fonts=("DejaVuSans-Bold",))

@@ -5,13 +5,14 @@ import chex
 import numpy as np
 import pytest
 from PIL import Image
+from word_reader import to_cells
 
 from cspd_jax.check import UserError
 from cspd_jax.training import presets, recipes
 from cspd_jax.training.data.folder import Folder, list_images
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.source import shuffled
-from cspd_jax.training.data.words import Words, to_cells
+from cspd_jax.training.data.words import Words
 
 GLYPHS = Glyphs(fonts=("DejaVuSans", "cmr10"))
 

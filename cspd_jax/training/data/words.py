@@ -137,29 +137,3 @@ class Words:
             .reshape(size, LINES, LINES, CELL, CELL)
         )
         return images.transpose(0, 1, 3, 2, 4).reshape(size, *self.shape)
-
-
-class Cells:
-    """A `Source` of single cells, whose classes are the letters. The cells are cut from
-    pages of random letters."""
-
-    def __init__(self, data: Words):
-        self._data = data
-        self.shape = (CELL, CELL, 1)
-        self.class_names = tuple(data.letters)
-
-    def batch(
-        self, index: int, size: int, *, seed: int = 0, split: Split = "train"
-    ) -> Batch:
-        random = generator(seed, split, index, 1)
-        pages = random.integers(
-            len(self.class_names), size=(-(-size // LINES**2), LINES, LINES)
-        )
-        images = to_cells(self._data.pictures(random, pages))
-        return Batch(images[:size], pages.ravel()[:size].astype(np.int32))
-
-
-def to_cells(images: np.ndarray) -> np.ndarray:
-    """Cuts the pages [B, H, W, 1] into cells [B LINES^2, CELL, CELL, 1]."""
-    cells = images.reshape(-1, LINES, CELL, LINES, CELL, 1)
-    return cells.transpose(0, 1, 3, 2, 4, 5).reshape(-1, CELL, CELL, 1)

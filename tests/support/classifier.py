@@ -1,8 +1,6 @@
 """A small convolutional classifier. It predicts the class of an image, and its features
 are used to compare images."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple
 
@@ -14,7 +12,6 @@ import optax
 from chex import ArrayTree
 from tqdm import tqdm
 
-from cspd_jax.keys import seed_key
 from cspd_jax.training.data.source import Source
 
 _TOGETHER = 256
@@ -31,7 +28,6 @@ class ClassifierConfig:
     width: the number of channels of the first convolution; the next two have twice as
         many.
     features: the width of the last hidden layer.
-    seed: the seed of the first parameters and of the batches.
     """
 
     steps: int = 250
@@ -39,7 +35,6 @@ class ClassifierConfig:
     learning_rate: float = 2e-3
     width: int = 24
     features: int = 64
-    seed: int = 0
 
 
 class Network(nn.Module):
@@ -94,7 +89,7 @@ def train(source: Source, config: ClassifierConfig) -> Classifier:
     optimizer = optax.adam(
         optax.cosine_decay_schedule(config.learning_rate, config.steps)
     )
-    params = jax.jit(network.init)(seed_key(config.seed), jnp.zeros((1, *source.shape)))
+    params = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, *source.shape)))
     state = jax.jit(optimizer.init)(params)
 
     def loss(params, images, labels):
@@ -109,6 +104,6 @@ def train(source: Source, config: ClassifierConfig) -> Classifier:
     for index in tqdm(
         range(config.steps), desc="classifier", unit="step", disable=None
     ):
-        images, labels, _ = source.batch(index, config.batch, seed=config.seed)
+        images, labels, _ = source.batch(index, config.batch)
         params, state = step(params, state, images, labels)
     return Classifier(network, jax.device_get(params))

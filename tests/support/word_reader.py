@@ -1,15 +1,14 @@
 """Reads pictures of words, to measure the share of right words and to test whether two
 samples have right words equally often."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
+import classifier as classifiers
 import numpy as np
+from equality import permuted_p_value
 
-from cspd_jax.tools.evaluation import classifier as classifiers
-from cspd_jax.tools.evaluation.equality import permuted_p_value
-from cspd_jax.training.data.words import BLANK, LINES, Cells, Words, to_cells, words
+from cspd_jax.training.data.source import Batch, Split, generator
+from cspd_jax.training.data.words import BLANK, CELL, LINES, Words, words
 
 READER = classifiers.ClassifierConfig(steps=1500, batch=512, width=16, features=64)
 MISSPELT = -1
@@ -58,6 +57,32 @@ class Reader(NamedTuple):
     def features(self, images: np.ndarray) -> np.ndarray:
         """Returns [N cells, F], the features of every cell of the images."""
         return self.classify(to_cells(images))[1]
+
+
+class Cells:
+    """A `Source` of single cells, whose classes are the letters. The cells are cut from
+    pages of random letters."""
+
+    def __init__(self, data: Words):
+        self._data = data
+        self.shape = (CELL, CELL, 1)
+        self.class_names = tuple(data.letters)
+
+    def batch(
+        self, index: int, size: int, *, seed: int = 0, split: Split = "train"
+    ) -> Batch:
+        random = generator(seed, split, index, 1)
+        pages = random.integers(
+            len(self.class_names), size=(-(-size // LINES**2), LINES, LINES)
+        )
+        images = to_cells(self._data.pictures(random, pages))
+        return Batch(images[:size], pages.ravel()[:size].astype(np.int32))
+
+
+def to_cells(images: np.ndarray) -> np.ndarray:
+    """Cuts the pages [B, H, W, 1] into cells [B LINES^2, CELL, CELL, 1]."""
+    cells = images.reshape(-1, LINES, CELL, LINES, CELL, 1)
+    return cells.transpose(0, 1, 3, 2, 4, 5).reshape(-1, CELL, CELL, 1)
 
 
 def make_reader(data: Words, settings=READER) -> Reader:
