@@ -135,6 +135,7 @@ def test_flags_reach_the_sampler(run):
     assert report["exact"] and report["criterion"] == "coupled"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_says_how_it_is_sampled(run):
     """Its guidance and temperature, where no other is asked for."""
     for given, cfg in (("", 2.5), (" --cfg 1", 1.0)):

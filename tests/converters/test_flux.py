@@ -39,6 +39,7 @@ def close(found, wanted):
     assert np.abs(np.asarray(found) - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
+@pytest.mark.slow
 def test_it_says_what_pytorch_says(recorded, vae):
     close(decode(vae.config, vae.params, recorded["latents"]), recorded["decoded"])
     close(

@@ -217,9 +217,7 @@ WRONG = {
 }
 
 
-@pytest.mark.quick(
-    "the residual of the single transition", "noise and coins of every call the same"
-)
+@pytest.mark.quick("the residual of the single transition")
 @pytest.mark.parametrize("name", WRONG)
 def test_negative_controls(name):
     spec, *_, options = WRONG[name]
@@ -264,6 +262,7 @@ def test_a_path_and_its_density(options):
         )
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("final_noise", [True, False])
 def test_counts(final_noise):
     """And rows that are not active cost nothing."""

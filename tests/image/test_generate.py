@@ -72,14 +72,12 @@ def test_load(folder, model, monkeypatch):
     monkeypatch.setattr(hub, "SHIPPED", folder)
     refuses(
         lambda: cspd_jax.load("nothing"),
-        "neither a checkpoint folder nor one of the names default, def",
+        "no checkpoint folder, .* name of a model; did you mean default or",
     )
-    refuses(
-        lambda: cspd_jax.load(folder / "target", of=VAE), "of kind mar; the autoencoder"
-    )
+    refuses(lambda: cspd_jax.load(folder / "target", of=VAE), "takes an autoencoder")
 
 
-@pytest.mark.quick("plain, chains-False")
+@pytest.mark.slow
 @pytest.mark.parametrize("name, progress", [("plain, chains", False), ("self", True)])
 def test_batches_are_the_same_images(name, progress, capsys):
     """Six images four by four; the last batch is filled up by its last image. In one
@@ -141,6 +139,7 @@ def test_pictures_are_tokens_and_back(model):
     refuses(lambda: to_tokens(model, pictures / 255), "the images are float64")
 
 
+@pytest.mark.slow
 def test_pictures_are_tokens_of_latents_and_back(folder):
     model, vae = (cspd_jax.load(folder / name) for name in ("latents", "vae"))
     tokens = to_tokens(model, RANDOM.integers(0, 256, (12, 8, 8, 3), np.uint8), vae)

@@ -22,7 +22,7 @@ ON_ITS_WAY = {name: way for name, way in IMAGE.items() if "checkerboard" not in 
 
 @each(
     {name: way for name, way in ON_ITS_WAY.items() if way.exact},
-    quick=("plain, groups, guided, cold", "self, groups, guided"),
+    quick=("plain, groups, guided, cold",),
 )
 def test_the_rest_has_its_law_given_what_is_known(way):
     """Tokens of 4000 images (400 where both levels speculate), of which any number and
@@ -54,7 +54,7 @@ def test_negative_controls(kind, network):
     assert law_of(way, kind(known.tokens, known.mask))[0] <= FALSE_ALARM
 
 
-@each(ON_ITS_WAY, quick=("self",))
+@each(ON_ITS_WAY, quick=("plain",))
 def test_known_tokens_stay_bit_for_bit(way):
     """Without a mask an image is what it was but for rounding; an image does not depend
     on what its neighbours know; half of an image takes fewer calls; a known one takes

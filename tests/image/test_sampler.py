@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from batches import batch_of
 from golden_cases import fixture
 from linear_tokens import LinearTokens
@@ -16,6 +17,7 @@ from cspd_jax.keys import row_keys
 KEYS = row_keys(jax.random.key(7), 4)
 
 
+@pytest.mark.slow
 def test_encoder_sizes_do_not_change_the_result():
     f = fixture()
     labels = jnp.array([3, 1, -1, 9])
@@ -63,6 +65,7 @@ class Cached(LinearTokens):
         raise AssertionError("a model with a cache is asked through extend")
 
 
+@pytest.mark.slow
 def test_a_model_with_a_cache_of_its_context():
     options = Options(num_iter=4, respacing="ddim10", cfg=1.5, prefix_buckets=2)
     arguments = (None, KEYS[:3], jnp.zeros(3, jnp.int32), options)

@@ -71,7 +71,7 @@ def calls(state):
     return sum(of.sequential for of in state.counts.calls.values())
 
 
-@pytest.mark.quick("llada", "sdar, dynamic, sampled")
+@pytest.mark.quick("llada")
 @pytest.mark.parametrize("way", WAYS)
 def test_identical_to_stepwise(way):
     """Every text and every order of filling; four models with 8 prompts each: gamma

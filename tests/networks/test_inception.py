@@ -19,6 +19,7 @@ EVERY = 7  # as in tests/golden/record_inception.py
 RECORDED = np.load(GOLDEN / "inception.npz")
 
 
+@pytest.mark.slow
 def test_features_are_those_of_pytorch():
     tensors = inception_random.weights()
     config = converter.make_config(

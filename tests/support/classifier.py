@@ -1,5 +1,4 @@
-"""A small convolutional classifier. It predicts the class of an image, and its features
-are used to compare images."""
+"""A small convolutional classifier, which predicts the class of an image."""
 
 import dataclasses
 from typing import NamedTuple
@@ -38,8 +37,7 @@ class ClassifierConfig:
 
 
 class Network(nn.Module):
-    """The network, which maps images [B, H, W, C] to logits [B, classes] and features
-    [B, features]. The features are the last hidden layer."""
+    """The network, which maps images [B, H, W, C] to logits [B, classes]."""
 
     classes: int
     config: ClassifierConfig
@@ -50,8 +48,8 @@ class Network(nn.Module):
         for factor in (1, 2, 2):
             x = nn.Conv(factor * self.config.width, (3, 3), strides=2)(x)
             x = nn.relu(nn.GroupNorm(num_groups=None, group_size=8)(x))
-        features = nn.relu(nn.Dense(self.config.features)(x.reshape(len(x), -1)))
-        return nn.Dense(self.classes)(features), features
+        x = nn.relu(nn.Dense(self.config.features)(x.reshape(len(x), -1)))
+        return nn.Dense(self.classes)(x)
 
 
 class Classifier(NamedTuple):
@@ -60,9 +58,8 @@ class Classifier(NamedTuple):
     network: Network
     params: ArrayTree
 
-    def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Maps uint8 images [N, H, W, C] to predicted labels [N] and features [N,
-        F]."""
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Maps uint8 images [N, H, W, C] to predicted labels [N]."""
         count = len(images)
         images = np.concatenate(
             [images, np.zeros((-count % _TOGETHER, *images.shape[1:]), np.uint8)]
@@ -73,8 +70,7 @@ class Classifier(NamedTuple):
         parts = [
             see(images[i : i + _TOGETHER]) for i in range(0, len(images), _TOGETHER)
         ]
-        logits, features = (np.concatenate(each)[:count] for each in zip(*parts))
-        return logits.argmax(axis=1), features
+        return np.concatenate(parts)[:count].argmax(axis=1)
 
 
 _apply = jax.jit(
@@ -93,7 +89,7 @@ def train(source: Source, config: ClassifierConfig) -> Classifier:
     state = jax.jit(optimizer.init)(params)
 
     def loss(params, images, labels):
-        logits, _ = network.apply(params, images)
+        logits = network.apply(params, images)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     @jax.jit

@@ -41,7 +41,7 @@ class Reader(NamedTuple):
         """Returns the text of uint8 images [N, H, W, 1] with the topics `labels`
         [N]."""
         found = np.array(list(self.data.letters))[
-            self.classify(to_cells(images))[0]
+            self.classify(to_cells(images))
         ].reshape(-1, LINES, LINES)
         text = [tuple("".join(line) for line in page) for page in found]
         lists = [
@@ -53,10 +53,6 @@ class Reader(NamedTuple):
             for page, topic in zip(text, labels)
         ]
         return Reading(text, np.array(known).reshape(-1, LINES))
-
-    def features(self, images: np.ndarray) -> np.ndarray:
-        """Returns [N cells, F], the features of every cell of the images."""
-        return self.classify(to_cells(images))[1]
 
 
 class Cells:

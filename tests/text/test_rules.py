@@ -135,7 +135,7 @@ WAYS = {
 }
 
 
-@pytest.mark.quick("google", "block, mixed", "tree, stop")
+@pytest.mark.quick("block, mixed", "tree, stop")
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_have_the_target_s_distribution(way):
     rule, kind, sampling, options = WAYS[way]
@@ -225,7 +225,7 @@ WRONG = (
 )
 
 
-@pytest.mark.quick("fresh_draw", "one_number_for_all_tests")
+@pytest.mark.quick("fresh_draw")
 @pytest.mark.parametrize("rule", WRONG)
 def test_almost_right_rules_are_noticed(rule, monkeypatch):
     monkeypatch.setitem(RULES, rule.__name__, rule)

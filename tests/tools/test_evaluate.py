@@ -115,6 +115,7 @@ def report(made, network):
     return evaluate(made, network, made / "b.npz")
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_their_definitions(made, network, report):
     (pool, spatial, _, _), (other_pool, other_spatial, _, _) = (
         map(

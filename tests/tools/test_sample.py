@@ -52,6 +52,7 @@ def shards_in(path):
     return {p.name: p.read_bytes() for p in sorted((path / "shards").iterdir())}
 
 
+@pytest.mark.slow
 def test_the_images_are_those_of_generate(whole, asked):
     tokens, _ = cspd_jax.generate(*asked)
     chex.assert_trees_all_close(joined(whole, "tokens"), tokens, atol=1e-4)

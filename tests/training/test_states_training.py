@@ -40,6 +40,7 @@ def answers(tmp_path_factory):
     return answered((TARGET, params()), PROMPTS, LENGTH, 128, path, LAYERS)
 
 
+@pytest.mark.slow
 def test_answers_are_the_targets(answers):
     """Greedy rows are what `generate` makes, and what is kept gives the target's
     logits."""

@@ -138,6 +138,7 @@ def test_masked_objective_against_enumeration():
     assert abs(unweighted / 3 / math.log(2) - exact) > 10 * error
 
 
+@pytest.mark.quick("causal")
 @pytest.mark.parametrize("config", [TINY, MASKED], ids=["causal", "masked"])
 def test_the_objective_is_learnt(config, tmp_path):
     before = init(config.model, jax.random.key(0))
@@ -153,7 +154,8 @@ def target(seed=3, config=TINY):
     return LM(config.model), jax.tree.map(lambda x: 8 * x, params)
 
 
-@pytest.mark.parametrize("config", [pytest.param(TINY, marks=pytest.mark.slow), MASKED])
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [TINY, MASKED])
 def test_distilling_brings_the_draft_closer(tmp_path, config, monkeypatch):
     monkeypatch.setitem(
         TEXTS.streams, "held-out", np.tile(TEXTS.streams["held-out"], 20)
