@@ -100,7 +100,8 @@ def open_checkpoint(path: str | os.PathLike) -> object:
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         raise UserError(
-            f"{path} is damaged, or no PyTorch checkpoint ({told})"
+            f"{path} is damaged, or no PyTorch checkpoint, nor a .safetensors or .gguf"
+            f" file ({told})"
         ) from None
 
 

@@ -7,9 +7,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from cspd_jax import __version__
+
 _OWN = (
-    "@software{cspd_jax,\n  author = {{The cspd_jax authors}},\n  title ="
-    " {cspd_jax},\n}"
+    "@software{cspd_jax,\n  author = {{The cspd_jax authors}},\n  title = {cspd_jax:"
+    f" Exact Speculative Decoding in JAX}},\n  version = {{{__version__}}},\n}}"
 )
 # Block verification, of tokens and of denoising steps. A value can name several works.
 _GAUSSIAN_BLOCKS = "block diffusions"
