@@ -1,10 +1,13 @@
 """The notebooks run from top to bottom in a small configuration, without the network,
 and are kept with what they show."""
 
+import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -31,6 +34,7 @@ SMALL = {
         "AR_STEPS": 4,
         "LABELS": [0, 1],
         "FEW": 2,
+        "REPEATS": 1,
         "OPTIONS": {"respacing": "ddim5"},
     },
     "2_exact_speculation": {"DRAWS": 500, "IMAGES": 4, "OPTIONS": FEW_STEPS},
@@ -71,11 +75,50 @@ def test_kept_with_its_pictures(name):
     assert len(text) < 1_000_000 and not re.search(r"/(home|root|tmp|work)/", text)
 
 
+@pytest.fixture
+def install(monkeypatch, tmp_path):
+    """Runs the first cell where cspd_jax is missing, in a folder beside which there may
+    be a checkout. Returns the arguments of pip."""
+    (source,) = {read(name)[1][0].source for name in NAMES}
+    assert "OWNER/REPO" in source
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    asked = []
+
+    def run(command, **_):
+        asked.append(command[1:])
+        return SimpleNamespace(returncode=run.code, stderr="no such place")
+
+    def install(edit=lambda source: source, code=0):
+        run.code = code
+        exec(edit(source), {})
+        return asked[-1]
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return install
+
+
+def test_the_first_cell_of_all_installs_a_checkout(install, tmp_path):
+    (tmp_path / "pyproject.toml").touch()
+    assert install() == ["-m", "pip", "install", "-q", "..", "matplotlib"]
+
+
+def test_the_first_cell_of_all_installs_from_github(install):
+    with pytest.raises(SystemExit, match="owner and the name of your copy"):
+        install()
+    own = lambda source: source.replace("github.com/OWNER/REPO", "github.com/me/copy")
+    assert "git+https://github.com/me/copy" in install(own)
+    with pytest.raises(SystemExit, match="no such place"):
+        install(own, code=1)
+
+
 def test_the_shortest_proof(monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(NOTEBOOKS)
     monkeypatch.setattr("sys.argv", ["exactness.py", str(tmp_path / "picture.png")])
     __import__("exactness").main()
-    refuted = ["REFUTED" in line for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    refuted = ["REFUTED" in line for line in lines if " p = " in line]
     assert refuted == [False, True, True, False, True]
     assert (tmp_path / "picture.png").exists()
 
