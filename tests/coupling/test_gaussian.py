@@ -240,12 +240,11 @@ def test_extremes(dtype):
     chex.assert_trees_all_equal(value, draft.astype(jnp.float32), strict=True)
     assert accepted.all() and not info.trips.any() and not info.log_accept.any()
     value, accepted, info = couple(keys, far, q, draft)
-    assert (
-        value.dtype == jnp.float32 and not accepted.any() and not info.truncated.any()
-    )
-    assert (info.trips == 1).all() and float(
-        jnp.max(jnp.abs(value - far.mean[None]))
-    ) < 0.004 * 6
+    assert value.dtype == jnp.float32
+    assert not accepted.any()
+    assert not info.truncated.any()
+    assert (info.trips == 1).all()
+    assert float(jnp.max(jnp.abs(value - far.mean[None]))) < 0.004 * 6
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -276,9 +276,8 @@ def test_counts(final_noise):
     assert np.all((counts.accepted < counts.tested) == active)
     head = counts.calls["head"]
     assert head.rows < head.sequential * 8 * 64
-    assert (
-        counts.rounds.max() == head.sequential <= STEPS and not counts.rounds[48:].any()
-    )
+    assert counts.rounds.max() == head.sequential <= STEPS
+    assert not counts.rounds[48:].any()
     # Each call ends by a rejection or by its window.
     assert np.all(counts.rounds <= counts.tested - counts.accepted + -(-STEPS // 8) + 1)
 
@@ -338,7 +337,5 @@ def test_gains_of_a_linear_head_are_its_slope():
         _, counts = speculated("ddim100", None, how, 32, NOISY, drafter=drafter)
         assert np.all(counts.tested == STEPS) == right
     _, counts = speculated("ddim100", None, 16, 32, NOISY, drafter=drafter)
-    assert (
-        counts.calls["head"].sequential <= 9
-        and counts.accepted.sum() > 0.98 * counts.tested.sum()
-    )
+    assert counts.calls["head"].sequential <= 9
+    assert counts.accepted.sum() > 0.98 * counts.tested.sum()

@@ -69,9 +69,8 @@ def test_known_tokens_stay_bit_for_bit(way):
         known = dataclasses.replace(options, known=Known(tokens, mask))
         made, info = generate(keys, model, labels, method, known)
         made = np.asarray(made)
-        assert (made[mask] == tokens[mask]).all() and not np.asarray(info.trace.marks)[
-            mask
-        ].any()
+        assert (made[mask] == tokens[mask]).all()
+        assert not np.asarray(info.trace.marks)[mask].any()
         return made, info
 
     made, of_half = run()
@@ -135,10 +134,8 @@ def test_a_causal_model_keeps_a_prefix(cfg):
     known = dataclasses.replace(options, known=Known(whole, mask))
     rest, info = generate(jax.random.key(0), model, [0, 1], options=known)
     assert (np.asarray(rest)[mask] == whole[mask]).all()
-    assert (
-        info.calls["backbone"].sequential == 1 + 24
-        and info.calls["head"].sequential == 24 * 5
-    )
+    assert info.calls["backbone"].sequential == 1 + 24
+    assert info.calls["head"].sequential == 24 * 5
     if cfg == 1:
         chex.assert_trees_all_close(np.asarray(rest), whole, atol=1e-4)
     beside = dataclasses.replace(known, known=Known(whole, mask * [[False], [True]]))

@@ -40,10 +40,8 @@ def test_groups_cover_every_token_once_and_segments_hold_them(length, num_iter):
         options = Options(num_iter=num_iter, prefix_buckets=sizes)
         model = ImageModel("any", LinearTokens(seq_len=length), None)
         segments = plan_segments(length, image.resolve(model, options=options))
-        assert (
-            tuple(g for _, groups in segments for g in groups) == groups
-            and len(segments) <= sizes
-        )
+        assert tuple(g for _, groups in segments for g in groups) == groups
+        assert len(segments) <= sizes
         for segment, own in segments:
             assert all(
                 g.start <= segment.bucket <= length and g.size <= segment.width
@@ -108,9 +106,8 @@ def test_head_calls_are_those_of_its_schedules(name):
         3,
     ]
     _, info = image.generate(keys, model, labels, method, options)
-    assert (
-        info.calls["head"].sequential == 16 and info.calls["backbone"].sequential == 3
-    )
+    assert info.calls["head"].sequential == 16
+    assert info.calls["backbone"].sequential == 3
 
 
 def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
@@ -120,10 +117,8 @@ def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
     of = lambda **options: Plain().exactness(Options(**options))
     assert of(order=Checkerboard(2), denoise=chains) == of(order=Checkerboard(2))
     assert not of(order=Checkerboard(2)).exact
-    assert (
-        of(order=Spread(2), denoise=chains) == of(denoise=chains)
-        and of(denoise=chains).exact
-    )
+    assert of(order=Spread(2), denoise=chains) == of(denoise=chains)
+    assert of(denoise=chains).exact
 
 
 @pytest.mark.slow

@@ -286,10 +286,8 @@ def test_schedules():
     quotas = stepwise.llada_quotas(PLACES, 4, 6)
     several = run(canvas(), Steps(jnp.asarray(quotas)))
     order = np.asarray(several.steps)
-    assert (
-        np.all(np.asarray(several.text) != MASK)
-        and several.counts.calls["whole"].sequential == 6
-    )
+    assert np.all(np.asarray(several.text) != MASK)
+    assert several.counts.calls["whole"].sequential == 6
     assert all(
         np.all((order == step).sum(1) == quota) for step, quota in enumerate(quotas)
     )

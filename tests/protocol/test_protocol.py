@@ -168,18 +168,15 @@ def check_image(way, request, tokens, info):
     assert np.sum(info.tested) == np.sum(marks != 0) and np.sum(
         info.accepted
     ) == np.sum(marks > 0)
-    assert (np.sum(info.tested) > 0) != plain and np.all(
-        info.made == way.network.seq_len
-    )
+    assert (np.sum(info.tested) > 0) != plain
+    assert np.all(info.made == way.network.seq_len)
     assert np.all(info.trace.chain_accepted <= info.trace.chain_tested)
     assert np.any(info.trace.chain_tested > 0) == (recipe.chain is not None)
     assert np.all((info.rounds >= 1) & (info.rounds <= 2 * len(recipe.groups)))
     backbone = info.calls["backbone"]
     halves = 2 if recipe.guided else 1
-    assert (
-        backbone.sequential >= 1
-        and backbone.rows >= halves * ROWS * backbone.sequential
-    )
+    assert backbone.sequential >= 1
+    assert backbone.rows >= halves * ROWS * backbone.sequential
 
 
 def check_text(way, request, tokens, info):
@@ -193,9 +190,8 @@ def check_text(way, request, tokens, info):
     stopped_in_draft = np.asarray(info.trace.stopped) & (last == ACCEPTED)
     assert np.all(count(CORRECTED, BONUS, PLAIN) + stopped_in_draft == info.rounds)
     for row, n in enumerate(lengths):
-        assert (
-            not marks[row, :n].any() and marks[row, n : info.trace.lengths[row]].all()
-        )
+        assert not marks[row, :n].any()
+        assert marks[row, n : info.trace.lengths[row]].all()
     drafter = samplers.DRAFTERS.get(way.drafter)
     drafts = 0 if drafter is None else drafter.drafts
     (passes, rows) = info.calls["target"]
@@ -205,10 +201,8 @@ def check_text(way, request, tokens, info):
         assert set(np.unique(marks)) == {0, PLAIN} and info.acceptance is None
         assert info.made.sum() == info.rounds.sum() and draft_passes == draft_rows == 0
         return
-    assert (
-        np.all(info.trace.drafted >= info.tested.sum(axis=1))
-        and 0.1 < info.acceptance < 0.9
-    )
+    assert np.all(info.trace.drafted >= info.tested.sum(axis=1))
+    assert 0.1 < info.acceptance < 0.9
     assert info.tested[:, 0].sum() == info.rounds.sum() - count(PLAIN).sum()
     for flags in (info.tested, info.accepted):
         assert np.all(np.diff(flags.sum(axis=0)) <= 0)

@@ -126,11 +126,9 @@ def test_a_process_that_ends_costs_no_other_row(gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu.gpu.subprocess, "run", ends_once)
     run = gpu.gpu.Run(file, 1.0, False, "a device")
     gpu.gpu.measure_apart(run, gpu.gpu.FIRST)
-    assert (
-        len(asked) == 2
-        and "--but-ended" not in asked[0]
-        and asked[1][-1] == "--but-ended"
-    )
+    assert len(asked) == 2
+    assert "--but-ended" not in asked[0]
+    assert asked[1][-1] == "--but-ended"
     assert run.rows[0]["error"] == gpu.gpu.ENDED
 
 

@@ -152,9 +152,9 @@ def test_a_perfect_draft_is_always_accepted(rule):
     prompts = text_models.prompts(8, LONGEST)
     options = {} if rule is None else {"rule": rule, "key": keys(8), **SAMPLED}
     _, info = generate(prompts, "same", gamma=3, max_new_tokens=12, **options)
-    assert (
-        info.acceptance == 1 and not info.truncated.any() and np.all(info.rounds == 3)
-    )
+    assert info.acceptance == 1
+    assert not info.truncated.any()
+    assert np.all(info.rounds == 3)
     for row, n in enumerate(prompts.lengths):
         assert (
             list(info.trace.marks[row, n : n + 12])

@@ -46,9 +46,8 @@ def test_a_batch_depends_on_seed_split_and_index_only(source):
     assert not same(first, source.batch(4, 16, seed=1))
     assert not same(first, source.batch(3, 16, seed=2))
     assert not same(first, source.batch(3, 16, seed=1, split="held-out"))
-    assert (
-        first.images.shape == (16, *source.shape) and first.images.dtype == np.float32
-    )
+    assert first.images.shape == (16, *source.shape)
+    assert first.images.dtype == np.float32
     assert first.images.min() >= -1 and first.images.max() <= 1
     assert set(first.labels) <= set(range(len(source.class_names)))
 

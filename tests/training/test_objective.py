@@ -112,10 +112,8 @@ def test_draws():
         jnp.sort(draws.order, axis=1), jnp.broadcast_to(jnp.arange(16), (4000, 16))
     )
     assert abs(float(draws.dropped.mean()) - 0.1) < 5 * math.sqrt(0.09 / 4000)
-    assert (
-        int(draws.t.min()) == 0
-        and int(draws.t.max()) == make_schedule("1000").num_steps - 1
-    )
+    assert int(draws.t.min()) == 0
+    assert int(draws.t.max()) == make_schedule("1000").num_steps - 1
     first = jnp.bincount(draws.order[:, 0], length=16)
     assert abs(first - 250).max() < 5 * math.sqrt(250)
 
@@ -129,10 +127,8 @@ def test_deciding_timesteps_are_more_frequent():
         jax.jit(functools.partial(focused, share=0.5))(jax.random.key(1), usual).t
     )
     share = lambda t: np.mean((t >= 300) & (t < 700))
-    assert (
-        abs(share(np.asarray(usual.t)) - 0.4) < 0.03
-        and abs(share(moved) - (0.2 + 0.5 * 0.67)) < 0.03
-    )
+    assert abs(share(np.asarray(usual.t)) - 0.4) < 0.03
+    assert abs(share(moved) - (0.2 + 0.5 * 0.67)) < 0.03
     assert moved.min() < 30 and moved.max() > 970
     assert focused(jax.random.key(1), usual, 0.0) is usual
 

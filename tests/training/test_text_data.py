@@ -40,10 +40,8 @@ def test_passages_of_the_modules_in_their_order(tmp_path):
     (tmp_path / "broken.py").write_text("def f(:")
     (tmp_path / "m.py").write_text(SOURCE)
     found = {document.module: document.text for document in corpus.documents(tmp_path)}
-    assert (
-        list(found) == ["a.c", "b", "m"]
-        and found["b"] == "A docstring that is long enough, of b."
-    )
+    assert list(found) == ["a.c", "b", "m"]
+    assert found["b"] == "A docstring that is long enough, of b."
     assert corpus.passages(tmp_path / "m.py") == list(PASSAGES)
 
 
