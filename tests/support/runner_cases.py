@@ -16,9 +16,7 @@ import numpy as np
 from batches import batch_of
 from recorded import GOLDEN, Case, Network, Recorded, difference, mismatch, network
 
-from cspd_jax.check import UserError
 from cspd_jax.diffusion.gaussian import Gaussian
-from cspd_jax.diffusion.schedule import respace
 from cspd_jax.image import Released, released
 from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
@@ -55,23 +53,9 @@ class Runner(Recorded):
         return target if name == "self" else network(self.folder, name, target)
 
     def respacing(self, run: str) -> str:
-        """A spec that keeps exactly the recorded timesteps."""
+        """A spec that keeps exactly the recorded timesteps, in 1000 sections."""
         kept = self[f"{run}/timestep_map"]
-        every = ",".join("1" if t in kept else "0" for t in range(1000))
-        specs = (
-            f"ddim{len(kept)}",
-            f"{len(kept)}",
-            self.target(run).config.respacing,
-            every,
-        )
-        return next(spec for spec in specs if _keeps(spec, kept))
-
-
-def _keeps(spec: str, kept: np.ndarray) -> bool:
-    try:
-        return np.array_equal(respace(spec), kept)
-    except UserError:
-        return False
+        return ",".join("1" if t in kept else "0" for t in range(1000))
 
 
 @functools.cache
@@ -124,13 +108,13 @@ def recorded_ends(
     return end("target"), end("draft")
 
 
-@functools.partial(jax.jit, static_argnames="max_tries")
-def _judged(p, q, real, inner, u, normals, uniforms, max_tries):
+@jax.jit
+def _judged(p, q, real, inner, u, normals, uniforms):
     """The test and the proposals on given ends and numbers."""
     accepted = real & (jnp.log(u) < released.log_acceptance_ratio(p, q, inner))
     draw = lambda k: (normals[k], uniforms[k])
     found = released.propose(
-        p, q, real, accepted, draw, max_resamples=max_tries, together=True
+        p, q, real, accepted, draw, max_resamples=MAX_TRIES, together=True
     )
     return (
         accepted,
@@ -139,24 +123,20 @@ def _judged(p, q, real, inner, u, normals, uniforms, max_tries):
     )
 
 
-def runner_units(r: Runner, max_tries: int = 100) -> Iterator[Case]:
+MAX_TRIES = 100
+
+
+def runner_units(r: Runner) -> Iterator[Case]:
     """The test and the proposals alone, on recorded ends and numbers."""
     for at in [f"unit/{case}/" for case in r.under("unit/")]:
         count, dim = r[at + "out"].shape
         rows = -(-count // 32) * 32  # fewer shapes to compile
-        normals = np.zeros((max_tries, 1, rows, dim), np.float32)
-        uniforms = np.zeros((max_tries, 1, rows), np.float32)
-        tries = 0
-        if at + "resample_normal" in r.arrays.files:
-            tries = len(r[at + "resample_normal"])
-            normals[:tries, 0, :count] = r[at + "resample_normal"]
-            uniforms[:tries, 0, :count] = r[at + "resample_uniform"]
+        normals, uniforms = no_proposals(1, rows, dim)
+        tries = put_proposals(r, at, normals, uniforms, 0, slice(count))
         u = np.pad(r[at + "uniform"], (0, rows - count))[None]
         real = np.arange(rows)[None] < count
         inner = float(r[at + "inner"])
-        judged = _judged(
-            *recorded_ends(r, at, rows), real, inner, u, normals, uniforms, max_tries
-        )
+        judged = _judged(*recorded_ends(r, at, rows), real, inner, u, normals, uniforms)
         accepted, spent, out = map(np.asarray, judged)
         yield (
             at + "accepted",
@@ -193,21 +173,33 @@ class RecordedNumbers(released.Numbers):
         )
 
 
-def run_draws(r: Runner, run: str, max_tries: int) -> tuple[np.ndarray, ...]:
+def run_draws(r: Runner, run: str) -> tuple[np.ndarray, ...]:
     """The recorded uniforms and normals by position, as `RecordedNumbers` has them;
     zero where nothing was drawn."""
     images, length, dim = r[f"{run}/noise"].shape
     test = np.zeros((images, length), np.float32)
-    normals = np.zeros((max_tries, images, length, dim), np.float32)
-    uniforms = np.zeros((max_tries, images, length), np.float32)
+    normals, uniforms = no_proposals(images, length, dim)
     for at in r.blocks(run):
         row, position = r[at + "index"].T
         test[row, position] = r[at + "uniform"]
-        if at + "resample_normal" in r.arrays.files:
-            tries = len(r[at + "resample_normal"])
-            normals[:tries, row, position] = r[at + "resample_normal"]
-            uniforms[:tries, row, position] = r[at + "resample_uniform"]
+        put_proposals(r, at, normals, uniforms, row, position)
     return test, normals, uniforms
+
+
+def no_proposals(images: int, length: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Normals and uniforms of all tries, all of them zero."""
+    normals = np.zeros((MAX_TRIES, images, length, dim), np.float32)
+    return normals, np.zeros(normals.shape[:3], np.float32)
+
+
+def put_proposals(r: Runner, at: str, normals, uniforms, row, position) -> int:
+    """Puts the recorded proposals, if any, into their places; returns the tries."""
+    if at + "resample_normal" not in r.arrays.files:
+        return 0
+    tries = len(r[at + "resample_normal"])
+    normals[:tries, row, position] = r[at + "resample_normal"]
+    uniforms[:tries, row, position] = r[at + "resample_uniform"]
+    return tries
 
 
 def runner_generation(r: Runner, run: str) -> Iterator[Case]:
@@ -228,7 +220,7 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
         order=jnp.asarray(r[f"{run}/orders"][..., ::-1]),
         noise=np.concatenate([inner, first[None]]),
     )
-    draws = RecordedNumbers(keys, *run_draws(r, run, runner_options.max_resamples))
+    draws = RecordedNumbers(keys, *run_draws(r, run))
     found, info = released.generate(batch, runner_options, draws)
     accepted = np.zeros(first.shape[:2], bool)
     zeros = 0
