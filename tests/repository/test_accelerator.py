@@ -21,7 +21,7 @@ def made():
     one = text.generate(
         None, (model, text_models.params(model)), [[3, 5, 7]], options=how
     )
-    chains = token_hashes.mar_tokens(chains=token_hashes.CHAINS)
+    chains = token_hashes.mar_tokens(denoise=token_hashes.CHAINS)
     return one.tokens, chains, token_hashes.mar_tokens(cfg=2.0)
 
 
