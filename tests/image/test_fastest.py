@@ -42,7 +42,7 @@ def masked_fastest(request, *gammas):
     return fastest(*request[:3], methods, request.options)
 
 
-def chooses(monkeypatch, best, tokens, scale=1.0, others=True):
+def chooses(monkeypatch, best, tokens, others=True):
     """The measurement without a clock: every way is run (or that alone), `best` is
     fastest."""
     seen = {}
@@ -51,7 +51,7 @@ def chooses(monkeypatch, best, tokens, scale=1.0, others=True):
         seen.update(
             {name: run() for name, run in runs.items() if others or name == best}
         )
-        return {name: scale * (0.5 if name == best else 1.0) for name in runs}
+        return {name: 0.5 if name == best else 1.0 for name in runs}
 
     monkeypatch.setattr(comparison, "median_seconds", measured)
     monkeypatch.setattr(comparison, "FIRST_TOKENS", tokens)

@@ -8,16 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from masked_models import (
-    CONFIGS,
-    MASK,
-    PLACES,
-    V,
-    canvas,
-    params_of,
-    reference,
-    run,
-)
+from masked_models import CONFIGS, MASK, PLACES, V, canvas, params_of, reference, run
 
 from cspd_jax.masked import Options, SelfSpeculation, generate, passes
 from cspd_jax.masked.sets import prefixes
@@ -97,9 +88,8 @@ def test_identical_to_stepwise(way):
         assert np.all(without >= 0) and (c.network.config.block or np.all(without <= 1))
         fewer += calls(expected) - calls(found)
         if c.keys is not None:
-            wrong = run(
-                dataclasses.replace(c, keys=jnp.roll(c.keys, 1)), speculation(gamma)
-            )
+            other = dataclasses.replace(c, keys=jnp.roll(c.keys, 1))
+            wrong = run(other, speculation(gamma))
             unlike += np.any(np.asarray(wrong.text) != expected.text)
             unlike += np.any(np.asarray(wrong.steps) != expected.steps)
     assert fewer > 0

@@ -31,10 +31,7 @@ forward = jax.jit(LM.forward, static_argnums=0)
 def unpack(tmp_path, family, case):
     """The model, its parameters, tokens [2, 24] and the logits to be met."""
     with zipfile.ZipFile(GOLDEN / f"lm_{family}.zip") as archive:
-        archive.extractall(
-            tmp_path,
-            [name for name in archive.namelist() if name.startswith(f"{case}/")],
-        )
+        archive.extractall(tmp_path)
     recorded = np.load(tmp_path / case / "logits.npz")
     source = open_source(tmp_path / case)
     config = make_config(source)

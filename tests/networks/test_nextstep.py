@@ -57,13 +57,10 @@ def test_contexts_without_a_cache(model):
 @pytest.mark.parametrize("name", tiny.RUNS)
 def test_generation(model, name):
     run = tiny.run(model, A, name)
+    bound = run.model.network, run.model.params
     keys = row_keys(jax.random.key(0), 2)
-    network = run.model.network
-    params = run.model.params
-    labels = jnp.arange(2)
-    batch = batch_of(network, params, keys, labels, run.options, noise=run.noise)
-    out = batch.generate()
-    close(out.tokens, A[f"gen/{name}/tokens"], 1e-4)
+    batch = batch_of(*bound, keys, jnp.arange(2), run.options, noise=run.noise)
+    close(batch.generate().tokens, A[f"gen/{name}/tokens"], 1e-4)
 
 
 # At the widths of Qwen2.5-14B, with fewer layers.
@@ -87,9 +84,8 @@ LARGE = NextStepConfig(
 
 def test_shapes_of_the_published_size():
     theirs = converter.FORMAT.parameters(tiny.DESCRIPTION["assumed_14B"]["keys"])
-    ours = {
-        entry.name: list(entry.source_shape) for entry in converter.FORMAT.wanted(LARGE)
-    }
+    wanted = converter.FORMAT.wanted(LARGE)
+    ours = {entry.name: list(entry.source_shape) for entry in wanted}
     assert {name: ours.pop(name) for name in theirs} == theirs
     assert all(name.startswith("layers.1.") for name in ours)
 

@@ -37,9 +37,8 @@ def load(file):
     tensors = {
         n.removeprefix("vae."): tensor for n, tensor in state if n.startswith("vae.")
     }
-    config = converter.make_config(
-        Shapes({n: tensor.shape for n, tensor in tensors.items()})
-    )
+    shapes = {n: tensor.shape for n, tensor in tensors.items()}
+    config = converter.make_config(Shapes(shapes))
     return config, converter.FORMAT.convert(config, tensors)
 
 
@@ -77,11 +76,10 @@ def test_recorded_numbers(name):
 @pytest.mark.parametrize("size", ["h", "vae"])
 def test_published_names_and_shapes(size):
     description = json.loads((GOLDEN / f"sphere_{size}_keys.json").read_text())
-    keys = dict(description["keys"])
     shapes = Shapes(
         {
             n.removeprefix("vae."): tuple(s)
-            for n, s in keys.items()
+            for n, s in dict(description["keys"]).items()
             if n.startswith("vae.")
         }
     )
@@ -142,29 +140,27 @@ def test_power_spherical_law(where):
     second (five standard errors in six numbers). The control, a concentration of 4
     instead of 3.5, is refused.
     """
-    mu = jnp.asarray(DIRECTIONS[where])
+    mu = np.array(DIRECTIONS[where])
     kappa = 3.5
     m = 4
-    many = sphere_vae.Posterior(
-        jnp.broadcast_to(mu, (DRAWS, m)), jnp.full(DRAWS, kappa)
-    )
+    of_each = jnp.broadcast_to(jnp.float32(mu), (DRAWS, m))
+    many = sphere_vae.Posterior(of_each, jnp.full(DRAWS, kappa))
     sampled = jax.jit(lambda key: sphere_vae.sample(many, key=key))(jax.random.key(0))
     draws = np.asarray(sampled, np.float64) / math.sqrt(m)
     chex.assert_trees_all_close(
         np.linalg.norm(draws, axis=-1), np.float64(1), atol=1e-5
     )
-    along = draws @ np.asarray(mu, np.float64)
+    along = draws @ mu
     beta = (m - 1) / 2
-    distance = lambda kappa: (
-        math.sqrt(DRAWS)
-        * scipy.stats.ks_1samp(
-            (1 + along) / 2, scipy.stats.beta(kappa + beta, beta).cdf
-        ).statistic
-    )
-    assert distance(kappa) < BOUND < distance(4.0)
-    across = draws - along[:, None] * np.asarray(mu, np.float64)
+
+    def distance(kappa):
+        law = scipy.stats.beta(kappa + beta, beta)
+        return scipy.stats.ks_1samp((1 + along) / 2, law.cdf).statistic
+
+    assert distance(kappa) < BOUND / math.sqrt(DRAWS) < distance(4.0)
+    across = draws - along[:, None] * mu
     # An orthonormal basis of what is across.
-    plane = np.linalg.svd(np.asarray(mu, np.float64)[None])[2][1:]
+    plane = np.linalg.svd(mu[None])[2][1:]
     unit = across @ plane.T / np.linalg.norm(across, axis=-1, keepdims=True)
     # On the sphere in three dimensions a coordinate has variance 1/3, its square
     # variance 4/45.

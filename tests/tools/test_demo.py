@@ -64,11 +64,11 @@ def test_pictures_are_those_of_generate(models, method):
 
 
 @pytest.mark.slow
-def test_texts_are_those_of_generate(models, temperature=0.8):
-    turns = turns_of(demo.make_text, models, BLOCK, SEED, PROMPT, NEW, temperature)
+def test_texts_are_those_of_generate(models):
+    turns = turns_of(demo.make_text, models, BLOCK, SEED, PROMPT, NEW, 0.8)
     tokenizer = models.reads[0]
     key = seed_key(SEED)
-    options = text.Options(max_new_tokens=NEW, temperature=temperature)
+    options = text.Options(max_new_tokens=NEW, temperature=0.8)
     prompts = [tokenizer.encode(PROMPT)]
     ways = (text.Plain(), text.Speculation(models.drafter))
     for way, (parts, told) in zip(ways, turns[-1]):
