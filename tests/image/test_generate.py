@@ -42,11 +42,8 @@ def refuses(call, sentence):
 def test_generate_and_look(model):
     tokens, info = cspd_jax.generate(KEY, model, LABELS)
     assert info.calls["backbone"] == (16, 64) and info.calls["head"] == (160, 640)
-    assert (
-        repr(info)
-        .splitlines()[0]
-        .endswith("176 one after the other (16 backbone, 160 head)")
-    )
+    first, *_ = repr(info).splitlines()
+    assert first.endswith("176 one after the other (16 backbone, 160 head)")
     images = cspd_jax.to_images(model, tokens)
     chex.assert_shape([tokens, images], [(4, 16, 16), (4, 16, 16, 1)])
     assert images.dtype == np.uint8

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recorded import GOLDEN
 
-from cspd_jax.converters.source import convert, make_config, open_source
+import cspd_jax
 from cspd_jax.networks.lm import LM
 
 CASES = [
@@ -33,10 +33,9 @@ def unpack(tmp_path, family, case):
     with zipfile.ZipFile(GOLDEN / f"lm_{family}.zip") as archive:
         archive.extractall(tmp_path)
     recorded = np.load(tmp_path / case / "logits.npz")
-    source = open_source(tmp_path / case)
-    config = make_config(source)
-    params = jax.tree.map(jnp.asarray, convert(source, config))
-    return LM(config), params, recorded["tokens"].astype(np.int32), recorded["logits"]
+    model = cspd_jax.load(tmp_path / case)
+    tokens = recorded["tokens"].astype(np.int32)
+    return model.network, model.params, tokens, recorded["logits"]
 
 
 def close(ours, theirs):

@@ -10,14 +10,13 @@ import text_models
 
 from cspd_jax.networks.quantised import Quantised, expand, quantise, quantise_matrix
 
-CASES = [(8, 20, 0), (8, 20, 1), (4, 4, 0), (4, 8, 0), (4, 8, 1), (4, 32, 1)]
+CASES = [(8, 20, 0), (8, 20, 1), (4, 4, 0), (4, 8, 0), (4, 32, 1)]
 
 
 def random(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.quick("8-20-0", "8-20-1", "4-4-0", "4-8-0", "4-32-1")
 @pytest.mark.parametrize("bits,group,axis", CASES)
 def test_no_weight_is_off_by_more_than_half_a_scale(bits, group, axis):
     matrix = random(20, 20) * np.exp(random(20, seed=1))

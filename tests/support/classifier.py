@@ -29,11 +29,11 @@ class ClassifierConfig:
     features: the width of the last hidden layer.
     """
 
-    steps: int = 250
-    batch: int = 128
-    learning_rate: float = 2e-3
-    width: int = 24
-    features: int = 64
+    steps: int
+    batch: int
+    learning_rate: float
+    width: int
+    features: int
 
 
 class Network(nn.Module):

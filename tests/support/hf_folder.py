@@ -87,16 +87,10 @@ LLADA = {
     "max_sequence_length": 64,
     "rope_theta": 500000.0,
     "rms_norm_eps": 1e-5,
-    "block_type": "llama",
     "activation_type": "silu",
-    "layer_norm_type": "rms",
-    "rope": True,
-    "alibi": False,
-    "include_bias": False,
     "include_qkv_bias": False,
     "weight_tying": False,
     "eos_token_id": 3,
-    "pad_token_id": 3,
     "mask_token_id": 9,
     "auto_map": {"AutoModelForCausalLM": "modeling_llada.LLaDAModelLM"},
 }
@@ -106,7 +100,6 @@ DREAM = {
     "model_type": "Dream",
     "tie_word_embeddings": False,
     "mask_token_id": 8,
-    "pad_token_id": 7,
     "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
 }
 SDAR = {

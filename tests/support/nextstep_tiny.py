@@ -58,17 +58,6 @@ def recorded() -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def with_config(model: models.ImageModel, **changes) -> models.ImageModel:
-    config = dataclasses.replace(model.config, **changes)
-    return dataclasses.replace(
-        model, network=dataclasses.replace(model.network, config=config)
-    )
-
-
-def spec(calls: float, shift: float) -> str:
-    return f"flow-calls{int(calls)}" + ("" if shift == 1 else f"-shift{shift:.1f}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A recorded generation of two images of 2 x 3 tokens, and what has to be asked to
@@ -86,18 +75,18 @@ def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> R
         list(row[seen > 0])
         for row, seen in zip(arrays[at + "input_ids"], arrays[at + "attention_mask"])
     ]
-    model = with_config(model, positions=bool(positions))
+    config = dataclasses.replace(model.config, positions=bool(positions))
+    network = dataclasses.replace(model.network, config=config)
+    model = dataclasses.replace(model, network=network)
     model = with_prompts(model, ids[:2], ids[-1], grid=(2, 3), normalise=bool(norm))
     options = Options(
         num_iter=6,
-        respacing=spec(calls, shift),
+        respacing=f"flow-calls{int(calls)}-shift{shift:.1f}",
         cfg=float(cfg),
         cfg_schedule="linear" if linear else "constant",
     )
     of_tokens = arrays[at + "noise"]  # [L, N, images or 1, d], the initial noise first
-    of_tokens = np.broadcast_to(
-        of_tokens, (*of_tokens.shape[:2], 2, of_tokens.shape[3])
-    )
+    of_tokens = np.repeat(of_tokens, 2 // of_tokens.shape[2], axis=2)
     by_step = of_tokens.transpose(1, 2, 0, 3)
     noise = np.concatenate([np.zeros_like(by_step[:1]), by_step[:0:-1], by_step[:1]])
     return Run(model, options, jnp.asarray(noise))

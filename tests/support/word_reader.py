@@ -10,7 +10,7 @@ from equality import permuted_p_value
 from cspd_jax.training.data.source import Batch, Split, generator
 from cspd_jax.training.data.words import BLANK, CELL, LINES, Words, words
 
-READER = classifiers.ClassifierConfig(steps=1500, batch=512, width=16, features=64)
+READER = classifiers.ClassifierConfig(1500, 512, 2e-3, width=16, features=64)
 MISSPELT = -1
 
 

@@ -15,6 +15,7 @@ from commands import printed
 from scipy.special import beta
 
 from cspd_jax import hub, models, weights
+from cspd_jax.audit import FALSE_ALARM, counts_p_value
 from cspd_jax.check import UserError
 from cspd_jax.networks.lm import LM, abstract_params, init_params
 from cspd_jax.tokenizers import END_OF_TEXT
@@ -170,11 +171,8 @@ def test_rows_of_the_target_itself(tmp_path):
     made = continuations((lm, params), texts, 128, path, 0)
     begun = np.concatenate([texts.batch(i, 64)[:, :PROMPT] for i in range(2)])
     chex.assert_trees_all_equal(made[:, :PROMPT], begun)
-    own = made[:, PROMPT:]
-    chance = np.exp(logs)
-    for x in np.argsort(-chance)[:10]:
-        deviation = math.sqrt(chance[x] * (1 - chance[x]) / own.size)
-        assert abs((own == x).mean() - chance[x]) < 4.5 * deviation
+    counts = np.bincount(made[:, PROMPT:].ravel(), minlength=len(logs))
+    assert counts_p_value(counts, np.exp(logs)) > FALSE_ALARM
     chex.assert_trees_all_equal(continuations(target(), texts, 128, path, 0), made)
     with pytest.raises(UserError, match="leave out --from"):
         continuations((LM(MASKED.model), {}), texts, 128, tmp_path / "masked.npz", 0)
