@@ -63,9 +63,8 @@ def test_spread_takes_one_of_the_farthest(length, last):
     assert len(np.unique(found, axis=0)) == min(length, 3)
     for places in np.stack([found // side, found % side], axis=-1):
         for n in range(1, length):
-            squares = (
-                ((places[n:, None] - places[max(0, n - last) : n]) ** 2).sum(-1).min(1)
-            )
+            gaps = places[n:, None] - places[max(0, n - last) : n]
+            squares = (gaps**2).sum(axis=-1).min(axis=1)
             assert squares[0] == squares.max()
 
 
@@ -100,11 +99,8 @@ LOSSY = pytest.mark.parametrize("name", ["annealed", "annealed checkerboard"])
 def test_head_calls_are_those_of_its_schedules(name):
     keys, model, labels, method, options = IMAGE[name].request(0)
     recipe = image.resolve(model, method, options, len(labels))
-    assert [make_schedule(respacing).num_steps for respacing in recipe.respacings] == [
-        10,
-        3,
-        3,
-    ]
+    steps = [make_schedule(respacing).num_steps for respacing in recipe.respacings]
+    assert steps == [10, 3, 3]
     _, info = image.generate(keys, model, labels, method, options)
     assert info.calls["head"].sequential == 16
     assert info.calls["backbone"].sequential == 3

@@ -38,7 +38,6 @@ WAYS = {
     "dream, recipe": ("dream", DREAM_RECIPE),
     "sdar, sampled": ("sdar", {"temperature": 0.8}),
     "sdar, guided": ("sdar", {"guidance": 0.7}),
-    "sdar, static": ("sdar", {"per_step": 2}),
     "sdar, dynamic, sampled": (
         "sdar",
         {**CUT, "confidence": "probability", "threshold": 0.4},
@@ -46,7 +45,6 @@ WAYS = {
     "sdar, blocks of one": ("sdar", {"block": 1}),
     "sdar, sequential": ("sdar", {"confidence": "sequential", "per_step": 3}),
     "sdar, cut, margin": ("sdar", {**CUT, "confidence": "margin"}),
-    "fast": ("fast", {}),
     "fast, threshold": ("fast", {"threshold": 0.3, "block": 2}),
     "fast, recipe": ("fast", {**DREAM_RECIPE, "block": 4}),
     "fast, many places per step": ("fast, blocks of 8", MANY),
@@ -77,9 +75,7 @@ def test_identical_to_stepwise(way):
         chex.assert_trees_all_equal(
             (found.text, found.steps), (expected.text, expected.steps)
         )
-        assert np.all(np.asarray(found.text) != MASK) and np.all(
-            np.asarray(found.text) < V - 1
-        )
+        assert np.all(np.asarray(found.text) < MASK)
         drafts = found.counts
         assert np.all(drafts.accepted <= drafts.tested)
         # A round takes one step more than it accepts drafts, unless the text ends.
@@ -191,7 +187,6 @@ def test_wrong_stores_differ_somewhere(wrong):
 
 DECODED = {
     "llada": ("llada", {}),
-    "llada, two places": ("llada", {"per_step": 2}),
     "sdar": ("sdar", {}),
     "sdar, two places": ("sdar", {"per_step": 2}),
     "sdar, sampled": ("sdar", {"temperature": 0.8}),

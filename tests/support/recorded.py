@@ -46,18 +46,12 @@ class Network:
     def __init__(self, folder: Path, name: str, like=None):
         source = open_source(folder / f"{name}.pth")
         keys = folder / f"{name}_keys.json"
-        known = (
-            json.loads(keys.read_text())["config"]
-            if keys.exists()
-            else dict(source.args)
-        )
+        known = source.args
+        if keys.exists():
+            known = json.loads(keys.read_text())["config"]
         heads = tuple(known.get(f"{part}_num_heads") for part in ("encoder", "decoder"))
         if None in heads:
-            heads = (
-                None
-                if like is None
-                else (like.config.encoder_heads, like.config.decoder_heads)
-            )
+            heads = like and (like.config.encoder_heads, like.config.decoder_heads)
         options = Options(
             heads=heads,
             respacing=known.get("num_sampling_steps"),

@@ -96,14 +96,15 @@ def recorded_ends(
     rows, d]."""
 
     def end(side):
-        mean, std, log_std = (
-            r[f"{at}{side}_{k}"] for k in ("mean", "std", "logstd_sum")
+        mean, log_std, log_var = (
+            np.pad(a, ((0, rows - len(a)), (0, 0)))[None]
+            for a in (
+                r[f"{at}{side}_mean"],
+                r[f"{at}{side}_logstd_sum"],
+                2 * np.log(r[f"{at}{side}_std"]),
+            )
         )
-        mean, log_std = (
-            np.pad(a, ((0, rows - len(a)), (0, 0)))[None] for a in (mean, log_std)
-        )
-        std = np.pad(std, ((0, rows - len(std)), (0, 0)), constant_values=1)[None]
-        return released.ChainEnd(Gaussian(mean, 2 * np.log(std)), log_std)
+        return released.ChainEnd(Gaussian(mean, log_var), log_std)
 
     return end("target"), end("draft")
 
@@ -138,11 +139,8 @@ def runner_units(r: Runner) -> Iterator[Case]:
         inner = float(r[at + "inner"])
         judged = _judged(*recorded_ends(r, at, rows), real, inner, u, normals, uniforms)
         accepted, spent, out = map(np.asarray, judged)
-        yield (
-            at + "accepted",
-            float((accepted[0, :count] != r[at + "accepted"]).sum()),
-            0.0,
-        )
+        differing = np.sum(accepted[0, :count] != r[at + "accepted"])
+        yield at + "accepted", float(differing), 0.0
         yield at + "tries", abs(int(spent) - tries), 0.0
         yield at + "out", difference(out[0, :count], r[at + "out"]), 1e-5
 
@@ -227,15 +225,10 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
     for at in r.blocks(run):
         accepted[tuple(r[at + "index"].T)] = r[at + "accepted"]
         zeros += int((~np.any(r[at + "out"], axis=1)).sum())
-    calls = [
-        int(np.sum(r[f"{run}/call_model"][r[f"{run}/call_npred"] > 0] == model))
-        for model in (0, 1)
-    ]
-    yield (
-        f"{run}/accepted",
-        float(((np.asarray(info.trace.marks) > 0) != accepted).sum()),
-        0.0,
-    )
+    called = r[f"{run}/call_model"][r[f"{run}/call_npred"] > 0]
+    calls = [int(np.sum(called == model)) for model in (0, 1)]
+    differing = np.sum((np.asarray(info.trace.marks) > 0) != accepted)
+    yield f"{run}/accepted", float(differing), 0.0
     yield f"{run}/zeros", abs(int(info.truncated.sum()) - zeros), 0.0
     ours = [info.calls[name].sequential for name in ("backbone", "draft backbone")]
     yield f"{run}/total", mismatch(ours, calls), 0.0
