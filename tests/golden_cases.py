@@ -12,7 +12,6 @@ none exceeds its tolerance.
 import functools
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from batches import batch_of
-from recorded import GOLDEN, Case, Network, Recorded, difference
+from recorded import GOLDEN, Network, Recorded, difference
 from runner_cases import RUNNER_GROUPS, runner, runner_names
 
 from cspd_jax.diffusion.schedule import make_schedule
@@ -34,22 +33,22 @@ from cspd_jax.keys import row_keys
 class Fixture(Recorded, Network):
     """A recorded MAR model."""
 
-    def __init__(self, folder: Path, name: str):
+    def __init__(self, folder, name):
         Recorded.__init__(self, folder, name)
         Network.__init__(self, folder, name)
         self.floors = json.loads(bytes(self.arrays["f32_floor_json"]))
 
 
 @functools.cache
-def fixture(folder: Path = GOLDEN, name: str = "mar_tiny") -> Fixture:
+def fixture(folder=GOLDEN, name="mar_tiny"):
     return Fixture(folder, name)
 
 
-def relative(ours, theirs) -> float:
+def relative(ours, theirs):
     return difference(ours, theirs) / float(np.abs(theirs).max())
 
 
-def backbone(f: Fixture) -> Iterator[Case]:
+def backbone(f):
     """z of every position, from some known tokens."""
     labels = jnp.asarray(f["net/labels"])
     tokens = jnp.asarray(f["net/tokens"])
@@ -75,13 +74,13 @@ def backbone(f: Fixture) -> Iterator[Case]:
             yield f"z, {group}, {which}", error, 3e-5
 
 
-def _bound(f: Fixture, run: str) -> float:
+def _bound(f, run):
     """Ill-conditioned runs: ten times the reference's own float32 error; the others:
     2e-4."""
     return 2e-4 if run.startswith("wc/") else 10 * f.floors[run][0]
 
 
-def generations(f: Fixture, prefix: str) -> Iterator[Case]:
+def generations(f, prefix):
     length = f.config.seq_len
     dim = f.config.token_dim
     respacing = f.config.respacing
@@ -133,7 +132,7 @@ GROUPS = {
 }
 
 
-def main(folder: Path) -> int:
+def main(folder):
     failures = 0
     recorded = [
         (path.stem, GROUPS, fixture) for path in sorted(folder.glob("mar_*.npz"))

@@ -12,8 +12,6 @@ which is drawn in float32 whatever the networks run in, so the file holds on eve
 machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib
@@ -238,7 +236,7 @@ CASES = {
 }
 
 
-def fingerprint(arrays) -> str:
+def fingerprint(arrays):
     """Of the values in order, whatever their types."""
     found = hashlib.sha256()
     for array in map(np.asarray, arrays):
@@ -250,16 +248,16 @@ def fingerprint(arrays) -> str:
     return found.hexdigest()[:16]
 
 
-def found(name: str) -> str:
+def found(name):
     with jax.enable_x64(True):
         return fingerprint(CASES[name]())
 
 
-def recorded() -> dict[str, str]:
+def recorded():
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "prefixes", nargs="*", default=[""], help="only cases whose names begin so"

@@ -53,7 +53,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "cspd_jax"
 
 
-def modules() -> dict[str, ast.Module]:
+def modules():
     """Name -> syntax tree; `converters/` is installed inside the package."""
     paths = [(path, path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")]
     paths += [
@@ -68,7 +68,7 @@ def modules() -> dict[str, ast.Module]:
     }
 
 
-def imports(tree: ast.AST, known) -> set[str]:
+def imports(tree, known):
     """The modules of the package that a file imports, inside functions too."""
     if isinstance(tree, ast.Import):
         return {alias.name for alias in tree.names} & known.keys()
@@ -83,11 +83,11 @@ def imports(tree: ast.AST, known) -> set[str]:
 TREES = modules()
 
 
-def layer_of(module: str) -> str:
+def layer_of(module):
     return module.split(".")[1]
 
 
-def is_below(lower: str, upper: str) -> bool:
+def is_below(lower, upper):
     return (
         LAYERS.index(lower) <= LAYERS.index(upper) and (upper, lower) not in NOT_BELOW
     )

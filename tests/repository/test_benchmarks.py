@@ -20,11 +20,11 @@ NAMES = sorted(
 )
 
 
-def results() -> dict[Path, bytes]:
+def results():
     return {path: path.read_bytes() for path in (BENCHMARKS / "results").iterdir()}
 
 
-def runs_on_tiny_models(name: str, folder: Path) -> None:
+def runs_on_tiny_models(name, folder):
     """Runs a program, which prints numbers and leaves nothing here nor among the
     results."""
     before = results()
@@ -62,7 +62,7 @@ def test_all_of_it_runs_with_torch(name, tmp_path):
     runs_on_tiny_models(name, tmp_path)
 
 
-def commands() -> list[tuple[str, list[str]]]:
+def commands():
     """Returns what the pages and the programs' own docstrings tell to type: names and
     arguments."""
     pages = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))

@@ -12,7 +12,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +90,7 @@ class Block(NamedTuple):
     code: str
     runs: bool
 
-    def commands(self) -> Iterator[list[str]]:
+    def commands(self):
         """Words of each command, without comments."""
         for line in self.code.replace("\\\n", " ").replace("&&", "\n").splitlines():
             if (words := shlex.split(line, comments=True)) and not " ".join(
@@ -100,7 +99,7 @@ class Block(NamedTuple):
                 yield words
 
 
-def words_of(page: Path) -> str:
+def words_of(page):
     text = page.read_text(encoding="utf-8")
     if page.suffix != ".ipynb":
         return text
@@ -112,7 +111,7 @@ def words_of(page: Path) -> str:
     )
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page):
     found = FENCED.findall(words_of(page))
     return [
         Block(language, code, "not run:" not in before)
@@ -155,7 +154,7 @@ def test_commands_are_understood():
 # What pages take for given: the names of files, and what makes them.
 
 
-def torch_checkpoint(path: Path, entries, **told) -> None:
+def torch_checkpoint(path, entries, **told):
     random = np.random.default_rng(0)
     tensors = {
         e.name: 0.1 * random.standard_normal(e.source_shape, np.float32)
@@ -164,15 +163,15 @@ def torch_checkpoint(path: Path, entries, **told) -> None:
     torch_writer.write(path, {"model": tensors, "args": argparse.Namespace(**told)})
 
 
-def mar_checkpoint(path: Path) -> None:
+def mar_checkpoint(path):
     heads = {"encoder_num_heads": 2, "decoder_num_heads": 2}
     torch_checkpoint(
         path, mar.FORMAT.wanted(tiny.LATENTS), **heads, patch_size=1, vae_stride=2
     )
 
 
-def language_model(config: dict):
-    def make(path: Path) -> None:
+def language_model(config):
+    def make(path):
         path.parent.mkdir(exist_ok=True)
         hf_folder.write(path, config)
         (path / "tokenizer.json").write_text(word_models.tokenizer(ids=hf_folder.V))
@@ -184,20 +183,20 @@ def language_model(config: dict):
     return make
 
 
-def gguf(path: Path) -> None:
+def gguf(path):
     pytest.importorskip("gguf")
     import gguf_file
 
     gguf_file.write(path, gguf_file.LLAMA, gguf_file.weights(gguf_file.LLAMA))
 
 
-def pictures(path: Path) -> None:
+def pictures(path):
     path.mkdir()
     for i, image in enumerate(inception_random.images(8)):
         Image.fromarray(image).save(path / f"{i}.png")
 
 
-def questions(path: Path) -> None:
+def questions(path):
     path.parent.mkdir(parents=True)
     path.write_text(
         "\n".join((ROOT / path.relative_to(Path.cwd())).read_text().splitlines()[:18])
@@ -245,7 +244,7 @@ GIVEN = {
 
 
 @pytest.fixture
-def small(tmp_path, monkeypatch) -> Path:
+def small(tmp_path, monkeypatch):
     """A folder to be in, in which every model is as narrow as the toy of its name in
     benchmarks/."""
     monkeypatch.chdir(tmp_path)
@@ -273,7 +272,7 @@ def small(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def run(words: list[str]) -> None:
+def run(words):
     assert words[0] == "cspd-jax", f"{words} is neither run nor marked so"
     words = words[1:]
     for beginning, flags in SMALLER.items():

@@ -5,7 +5,6 @@ Equality is rejected if p <= FALSE_ALARM.
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from cspd_jax.audit import FALSE_ALARM as FALSE_ALARM
 _COMPONENTS = 32  # principal components that the classifier sees
 
 
-def by_moments(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
+def by_moments(x, y, labels):
     """Returns the p-value of the largest standardised difference between the first and
     second moments of x and y, with Bonferroni's correction."""
     both = np.concatenate([x, y]).astype(np.float64)
@@ -26,7 +25,7 @@ def by_moments(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
     return min(1.0, len(z) * math.erfc(z.max() / math.sqrt(2)))
 
 
-def by_classifier(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
+def by_classifier(x, y, labels):
     """Returns the p-value of `classifier_p_value` on the principal components of x and
     y."""
     both = np.concatenate([x, y]).astype(np.float64)
@@ -47,7 +46,7 @@ TESTS = {
 }
 
 
-def energy_p_value(x, y, strata=None, permutations: int = 9999) -> float:
+def energy_p_value(x, y, strata=None, permutations=9999):
     """Returns the p-value of a permutation test of the energy distance between x [n, d]
     and y [m, d]. The distance is summed over strata, and points are permuted within
     their strata.
@@ -72,7 +71,7 @@ def energy_p_value(x, y, strata=None, permutations: int = 9999) -> float:
     return float(np.mean(energies >= energies[0] * (1 - 1e-6)))
 
 
-def _energies(points, n: int, permutations: int, random) -> np.ndarray:
+def _energies(points, n, permutations, random):
     """Returns [permutations + 1], the energy distance between the first n points and
     the other points, and then the distances of random splits of the same sizes."""
     m = len(points) - n
@@ -91,7 +90,7 @@ def _energies(points, n: int, permutations: int, random) -> np.ndarray:
     return -np.einsum("ri,ri->r", splits @ distances, splits) * n * m / (n + m)
 
 
-def classifier_p_value(x, y) -> float:
+def classifier_p_value(x, y):
     """Fits a classifier of x [n, d] against y [n, d] on one half of the points, and
     tests it on the other half. Returns the p-value of its share of right guesses.
 
@@ -116,7 +115,7 @@ def classifier_p_value(x, y) -> float:
     return min(1.0, math.exp(-2 * len(test) * max(right - 0.5, 0) ** 2))
 
 
-def permuted_p_value(statistic: Callable, strata: np.ndarray, n: int) -> float:
+def permuted_p_value(statistic, strata, n):
     """Returns the p-value of a permutation test with any statistic and 9999
     permutations. It is never below 1 / 10 000.
 
@@ -137,7 +136,7 @@ def permuted_p_value(statistic: Callable, strata: np.ndarray, n: int) -> float:
     return float(np.mean(found >= found[0] * (1 - 1e-6)))
 
 
-def two_sample_ks_p_value(x, y) -> float:
+def two_sample_ks_p_value(x, y):
     """Kolmogorov-Smirnov for two samples of one size n >= 458 (Wei and Dudley,
     2012)."""
     x = np.sort(np.asarray(x, float).ravel())

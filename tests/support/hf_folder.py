@@ -1,7 +1,6 @@
 """Tiny random model folders in the Hugging Face format."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -121,7 +120,7 @@ FAST_DLLM = {
 CONFIGS = {"gpt_neox": NEOX, "llama": LLAMA, "qwen2": QWEN2}
 
 
-def tensors(config: dict) -> dict[str, np.ndarray]:
+def tensors(config):
     """Random float32 tensors under the family's names, which recorded models vouch
     for."""
     rng = np.random.default_rng(0)
@@ -135,13 +134,7 @@ def tensors(config: dict) -> dict[str, np.ndarray]:
     }
 
 
-def write(
-    path: Path,
-    config: dict,
-    weights: dict | None = None,
-    files: int = 1,
-    others: dict | None = None,
-):
+def write(path, config, weights=None, files=1, others=None):
     """The folder `path`, its tensors in `files` files, and other JSON files by name."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))

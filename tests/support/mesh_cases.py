@@ -97,7 +97,7 @@ def run(name, mesh):
     }
 
 
-def mesh_of(sizes: str):
+def mesh_of(sizes):
     """A mesh of as many of the devices as it needs."""
     return parallel.make_mesh(
         sizes, jax.devices()[: math.prod(parallel.parse_mesh(sizes).values())]
@@ -147,7 +147,7 @@ def check_bits(name):
         assert np.array_equal(spread, np.concatenate(pairs))
 
 
-def main(folder: pathlib.Path) -> None:
+def main(folder):
     saved = tiny.save_mar(folder / "mar")
     hf_folder.write(folder / "hf", hf_folder.LLAMA)
     check_placed(saved)

@@ -24,14 +24,14 @@ CONFIG = DESCRIPTION["config"]
 RUNS = ("cfg1", "cfg3", "cfg3_linear_norm", "cfg3_repeat1", "cfg3_pos_norm_shift")
 
 
-def write(path: Path, config: dict = CONFIG) -> Path:
+def write(path, config=CONFIG):
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     shutil.copyfile(GOLDEN / "nextstep_tiny.safetensors", path / "model.safetensors")
     return path
 
 
-def with_tokenizer(folder: Path) -> Path:
+def with_tokenizer(folder):
     """Adds a tokenizer that knows the words red and x."""
     words = {"?": 0, "red": 5, "<|image_area|>": 86, "1*2": 7, "2*2": 7, "x": 92}
     vocabulary = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
@@ -53,7 +53,7 @@ def with_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def recorded() -> dict[str, np.ndarray]:
+def recorded():
     with np.load(GOLDEN / "nextstep_tiny.npz") as file:
         return dict(file)
 
@@ -68,7 +68,7 @@ class Run:
     noise: jnp.ndarray
 
 
-def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> Run:
+def run(model, arrays, name):
     at = f"gen/{name}/"
     calls, cfg, _, shift, _, linear, norm, positions = arrays[at + "settings"]
     ids = [

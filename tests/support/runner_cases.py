@@ -6,15 +6,13 @@ difference, tolerance).
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from batches import batch_of
-from recorded import GOLDEN, Case, Network, Recorded, difference, mismatch, network
+from recorded import GOLDEN, Recorded, difference, mismatch, network
 
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image import Released, released
@@ -29,12 +27,12 @@ class Runner(Recorded):
     the file with "target" for "runner", unless a run has a `target_model`."""
 
     @property
-    def runs(self) -> list[str]:
+    def runs(self):
         return [
             run for run in self.under("") if f"{run}/call_model" in self.arrays.files
         ]
 
-    def blocks(self, run: str) -> list[str]:
+    def blocks(self, run):
         """Prefixes of the verifications, in order; with num_iter > L some are of
         nothing."""
         numbers = sorted(
@@ -42,28 +40,28 @@ class Runner(Recorded):
         )
         return [at for n in numbers if len(self[(at := f"{run}/verify{n}/") + "index"])]
 
-    def target(self, run: str) -> Network:
+    def target(self, run):
         named = f"{run}/target_model"
         recorded = bytes(self[named]).decode() if named in self.arrays.files else None
         return network(self.folder, recorded or self.name.replace("runner", "target"))
 
-    def draft(self, run: str) -> Network:
+    def draft(self, run):
         name = bytes(self[f"{run}/draft_model"]).decode()
         target = self.target(run)
         return target if name == "self" else network(self.folder, name, target)
 
-    def respacing(self, run: str) -> str:
+    def respacing(self, run):
         """A spec that keeps exactly the recorded timesteps, in 1000 sections."""
         kept = self[f"{run}/timestep_map"]
         return ",".join("1" if t in kept else "0" for t in range(1000))
 
 
 @functools.cache
-def runner(folder: Path = GOLDEN, name: str = "cspd_runner") -> Runner:
+def runner(folder=GOLDEN, name="cspd_runner"):
     return Runner(folder, name)
 
 
-def runner_names(folder: Path) -> list[str]:
+def runner_names(folder):
     """The files in a folder that record runs of the speculative runner."""
     found = []
     for path in sorted(folder.glob("*.npz")):
@@ -73,7 +71,7 @@ def runner_names(folder: Path) -> list[str]:
     return found
 
 
-def run_settings(r: Runner, run: str) -> tuple[Options, Released]:
+def run_settings(r, run):
     """What `released.generate` is to be called with."""
     num_iter, gamma, prefill, cfg, constant, temperature, inner = (
         round(float(s), 6) for s in r[f"{run}/settings"]
@@ -89,9 +87,7 @@ def run_settings(r: Runner, run: str) -> tuple[Options, Released]:
     return options, Released(None, int(gamma), prefill, inner)
 
 
-def recorded_ends(
-    r: Runner, at: str, rows: int
-) -> tuple[released.ChainEnd, released.ChainEnd]:
+def recorded_ends(r, at, rows):
     """The recorded ends of target and draft, as a batch of one with `rows` tokens: [1,
     rows, d]."""
 
@@ -127,7 +123,7 @@ def _judged(p, q, real, inner, u, normals, uniforms):
 MAX_TRIES = 100
 
 
-def runner_units(r: Runner) -> Iterator[Case]:
+def runner_units(r):
     """The test and the proposals alone, on recorded ends and numbers."""
     for at in [f"unit/{case}/" for case in r.under("unit/")]:
         count, dim = r[at + "out"].shape
@@ -160,10 +156,10 @@ class RecordedNumbers(released.Numbers):
     proposal_test: Any
     together: ClassVar[bool] = True
 
-    def of_test(self, positions: Any) -> Any:
+    def of_test(self, positions):
         return jnp.take_along_axis(self.test, positions, axis=1)
 
-    def of_try(self, positions: Any, dim: int, number: Any) -> Any:
+    def of_try(self, positions, dim, number):
         normal = self.proposal[number]
         return (
             jnp.take_along_axis(normal, positions[..., None], axis=1),
@@ -171,7 +167,7 @@ class RecordedNumbers(released.Numbers):
         )
 
 
-def run_draws(r: Runner, run: str) -> tuple[np.ndarray, ...]:
+def run_draws(r, run):
     """The recorded uniforms and normals by position, as `RecordedNumbers` has them;
     zero where nothing was drawn."""
     images, length, dim = r[f"{run}/noise"].shape
@@ -184,13 +180,13 @@ def run_draws(r: Runner, run: str) -> tuple[np.ndarray, ...]:
     return test, normals, uniforms
 
 
-def no_proposals(images: int, length: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+def no_proposals(images, length, dim):
     """Normals and uniforms of all tries, all of them zero."""
     normals = np.zeros((MAX_TRIES, images, length, dim), np.float32)
     return normals, np.zeros(normals.shape[:3], np.float32)
 
 
-def put_proposals(r: Runner, at: str, normals, uniforms, row, position) -> int:
+def put_proposals(r, at, normals, uniforms, row, position):
     """Puts the recorded proposals, if any, into their places; returns the tries."""
     if at + "resample_normal" not in r.arrays.files:
         return 0
@@ -200,7 +196,7 @@ def put_proposals(r: Runner, at: str, normals, uniforms, row, position) -> int:
     return tries
 
 
-def runner_generation(r: Runner, run: str) -> Iterator[Case]:
+def runner_generation(r, run):
     target = r.target(run)
     draft = r.draft(run)
     options, runner_options = run_settings(r, run)

@@ -85,18 +85,16 @@ class ImageWay:
     exact: bool = True
     family = image
 
-    def settled(self, images: int, **more: Any) -> image.Options:
+    def settled(self, images, **more):
         options = {"num_iter": 6, **self.options, **more}
         if isinstance(options.get("cfg"), tuple):
             options["cfg"] = np.linspace(*options["cfg"], images)
         return image.Options(**options)
 
-    def asked(self, draft: ImageModel | None = None) -> image.Method:
+    def asked(self, draft=None):
         return self.method(draft or ImageModel("draft", self.draft, None))
 
-    def request(
-        self, seed: int, model=None, draft=None, images: int = ROWS, **more: Any
-    ) -> tuple:
+    def request(self, seed, model=None, draft=None, images=ROWS, **more):
         random = np.random.default_rng(seed)
         labels = random.integers(-1, 2, images)
         labels[FIXED] = 1
@@ -110,15 +108,15 @@ class ImageWay:
         return row_keys(seed, images), model, labels, self.asked(draft), options
 
 
-def itself(gamma: int = 3, **options: Any) -> Callable[[Any], image.Method]:
+def itself(gamma=3, **options):
     return lambda draft: SelfSpeculation(gamma, **options)
 
 
-def drafted(gamma: int = 3, **options: Any) -> Callable[[Any], image.Method]:
+def drafted(gamma=3, **options):
     return lambda draft: DraftSpeculation(draft, gamma=gamma, **options)
 
 
-def paper(gamma: int = 3, **criterion: Any) -> Callable[[Any], image.Method]:
+def paper(gamma=3, **criterion):
     return lambda draft: DraftSpeculation(
         draft, PaperCriterion(**{"sigma": False} | criterion), gamma
     )
@@ -206,7 +204,7 @@ class CountedDrafter(NamedTuple):
     method: Callable[..., Any] = text.Speculation
 
 
-def head_of(target: TextModel, near: TextModel) -> Any:
+def head_of(target, near):
     ids = np.arange(target.config.known_ids)[::-1]
     head = text_models.head(target.network, target.params, ids)
     return text.draft_from_states(head, target, confidence=0)
@@ -247,7 +245,7 @@ class TextWay:
     exact = True
     family = text
 
-    def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
+    def request(self, seed, mesh=None, rows=ROWS):
         random = np.random.default_rng(seed)
         (tokens, lengths) = text_models.prompts(rows, LONGEST, seed=seed)
         tokens[FIXED] = [5, 9, 2, 7, 0, 0]
@@ -292,10 +290,10 @@ class MaskedWay:
     family = masked
 
     @property
-    def exact(self) -> bool:
+    def exact(self):
         return self.method != "schedule"
 
-    def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
+    def request(self, seed, mesh=None, rows=ROWS):
         random = np.random.default_rng(seed)
         tokens = random.integers(0, masked_models.MASK, (rows, LONGEST))
         lengths = random.integers(1, LONGEST + 1, rows)
@@ -349,11 +347,11 @@ MASKED = {
 WAYS = IMAGE | TEXT | MASKED
 
 
-def each(ways: Mapping[str, Any] = WAYS, quick: tuple[str, ...] = ()) -> Any:
+def each(ways=WAYS, quick=()):
     """Parametrises a test over rows of the table; all but the quick ones are slow."""
     rows = [pytest.param(way, id=name) for name, way in ways.items()]
 
-    def over_rows(test: Any) -> Any:
+    def over_rows(test):
         return pytest.mark.quick(*quick)(pytest.mark.parametrize("way", rows)(test))
 
     return over_rows

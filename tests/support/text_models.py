@@ -27,14 +27,14 @@ CONFIG = LMConfig(
 )
 
 
-def model(ids=11, padding=0, dtype=jnp.float64, **sizes) -> LM:
+def model(ids=11, padding=0, dtype=jnp.float64, **sizes):
     return LM(
         dataclasses.replace(CONFIG, vocab_size=ids + padding, known_ids=ids, **sizes),
         dtype,
     )
 
 
-def params(lm: LM, seed=0, scale=1.0):
+def params(lm, seed=0, scale=1.0):
     """Weights so large that the distributions of two contexts differ much, and greedy
     text varies."""
     tree = tiny.params(abstract_params(lm.config), seed, scale)
@@ -49,7 +49,7 @@ def near(tree, scale=0.3):
     )
 
 
-def with_distribution(lm: LM, probs):
+def with_distribution(lm, probs):
     """Parameters that give every token this distribution [ids], whatever comes before
     it."""
     tree = jax.tree.map(
@@ -75,14 +75,14 @@ def _forward(lm, tree, tokens):
     return lm.forward(tree, tokens)
 
 
-def logits(lm: LM, tree, tokens) -> np.ndarray:
+def logits(lm, tree, tokens):
     """Of the model's ids after each of the tokens [N, L]: [N, L, ids]."""
     return np.asarray(_forward(lm, tree, np.maximum(tokens, 0)))[
         ..., : lm.config.known_ids
     ]
 
 
-def probabilities(logits, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
+def probabilities(logits, temperature=1.0, top_k=None, top_p=None):
     """Probabilities [V] from logits [V], by sorting."""
     x = np.asarray(logits, np.float64)
     if temperature == 0:
@@ -98,7 +98,7 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None) -> np.ndarray
 
 
 def decode(
-    lm: LM, tree, tokens, lengths, new, choose=lambda row, at, logits: np.argmax(logits)
+    lm, tree, tokens, lengths, new, choose=lambda row, at, logits: np.argmax(logits)
 ):
     """[N, L + new]: each row with `new` tokens more, then zeros. choose(row, position,
     logits [ids])."""

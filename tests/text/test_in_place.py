@@ -14,7 +14,7 @@ from cspd_jax import text
 MAX_LEN = 37
 
 
-def copies_in_loops(compiled: str, heads: int, dim: int) -> list[str]:
+def copies_in_loops(compiled, heads, dim):
     """The lines of a compiled program that copy a cache, but for those before its
     loops."""
     before_the_entry = compiled[: compiled.index("\nENTRY ")]

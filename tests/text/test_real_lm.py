@@ -67,7 +67,7 @@ def plain(model, recorded):
     return np.asarray(tokens)[0, len(recorded["long_ids"]) :]
 
 
-def logits_of(model, prompts: list[list[int]]) -> list[np.ndarray]:
+def logits_of(model, prompts):
     """[N, V] of each prompt, all in one call: what comes after a token does not change
     its logits."""
     longest = max(map(len, prompts))
