@@ -90,7 +90,7 @@ def nhwc(x):
 
 
 def check(cases):
-    """Asserts that there are cases (what, difference, tolerance), and that no difference
+    """Asserts that there are cases (what, difference, tolerance), and that none
     exceeds its tolerance."""
     cases = list(cases)
     assert cases
