@@ -93,9 +93,8 @@ class Block(NamedTuple):
     def commands(self):
         """Words of each command, without comments."""
         for line in self.code.replace("\\\n", " ").replace("&&", "\n").splitlines():
-            if (words := shlex.split(line, comments=True)) and not " ".join(
-                words
-            ).startswith(ELSEWHERE):
+            words = shlex.split(line, comments=True)
+            if words and not " ".join(words).startswith(ELSEWHERE):
                 yield words
 
 
@@ -104,11 +103,8 @@ def words_of(page):
     if page.suffix != ".ipynb":
         return text
     cells = json.loads(text)["cells"]
-    return "\n".join(
-        "".join(cell["source"]) + "\n"
-        for cell in cells
-        if cell["cell_type"] == "markdown"
-    )
+    told = ("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return "\n\n".join(told)
 
 
 def blocks(page):
@@ -120,21 +116,15 @@ def blocks(page):
 
 
 def test_every_file_that_the_docs_name_exists():
-    places = (
-        ROOT,
-        ROOT / "cspd_jax",
-        ROOT / "tests",
-        ROOT / "docs",
-        ROOT / "benchmarks",
-    )
+    inside = (ROOT / name for name in ("cspd_jax", "tests", "docs", "benchmarks"))
+    places = (ROOT, *inside)
     pattern = re.compile(
         r"`([\w.-]+/[\w./*-]+\.(?:py|md|json|txt|ipynb|toml))`|\]\(([\w./-]+)(?:#[\w-]+)?\)"
     )
     for page in PAGES:
         for named in pattern.findall(page.read_text(encoding="utf-8")):
-            assert any(
-                [*place.glob("".join(named))] for place in (page.parent, *places)
-            ), (page.name, named)
+            found = [[*p.glob("".join(named))] for p in (page.parent, *places)]
+            assert any(found), (page.name, named)
 
 
 def test_commands_are_understood():
@@ -198,9 +188,8 @@ def pictures(path):
 
 def questions(path):
     path.parent.mkdir(parents=True)
-    path.write_text(
-        "\n".join((ROOT / path.relative_to(Path.cwd())).read_text().splitlines()[:18])
-    )
+    whole = (ROOT / path.relative_to(Path.cwd())).read_text()
+    path.write_text("\n".join(whole.splitlines()[:18]))
 
 
 LLAMA = language_model(hf_folder.LLAMA | {"max_position_embeddings": 256})
@@ -262,13 +251,13 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
     for name, run in presets.PRESETS.items():
-        fewer = (
-            {} if hasattr(run.model, "entering") else {"model": toy.narrow(run.model)}
-        )
-        fewer |= {"buckets": 1} if hasattr(run, "buckets") else {}
-        monkeypatch.setitem(
-            presets.PRESETS, name, dataclasses.replace(run, warmup=1, decay=1, **fewer)
-        )
+        fewer = {"warmup": 1, "decay": 1}
+        if not hasattr(run.model, "entering"):
+            fewer["model"] = toy.narrow(run.model)
+        if hasattr(run, "buckets"):
+            fewer["buckets"] = 1
+        shorter = dataclasses.replace(run, **fewer)
+        monkeypatch.setitem(presets.PRESETS, name, shorter)
     return tmp_path
 
 

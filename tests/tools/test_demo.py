@@ -33,10 +33,7 @@ def models(tmp_path_factory):
 
 def turns_of(make, models, *asked):
     """What is shown at each turn: (content, what it cost) of plain and of exact."""
-    turns = [
-        [(content, told), (other, its)]
-        for content, told, other, its in demo.told(make, models, *asked)
-    ]
+    turns = [(turn[:2], turn[2:]) for turn in demo.told(make, models, *asked)]
     assert len(turns) > 3
     return turns
 
@@ -58,8 +55,8 @@ def test_pictures_are_those_of_generate(models, method):
         zoom = len(picture) // len(made)
         # Another program rounds differently.
         assert np.max(np.abs(picture[::zoom, ::zoom, :1] - made)) <= 1
-        calls = tuple(int(info.calls[name].sequential) for name in ("backbone", "head"))
-        assert "{} calls of the backbone and {} of the head".format(*calls) in told
+        backbone, head = (info.calls[name].sequential for name in ("backbone", "head"))
+        assert f"{backbone} calls of the backbone and {head} of the head" in told
         assert "complete" in told
 
 

@@ -46,7 +46,7 @@ def start(out, **environment):
     }
     return subprocess.Popen(
         [sys.executable, HERE / "support/training_run.py", out],
-        env={**os.environ, **environment},
+        env=os.environ | environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
