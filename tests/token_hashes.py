@@ -273,14 +273,13 @@ def main():
         FILE.write_text(json.dumps(kept | hashes, indent=1) + "\n", encoding="utf-8")
         return 0
     before = {
-        name: value for name, value in recorded().items() if name.startswith(chosen)
+        name: hash for name, hash in recorded().items() if name.startswith(chosen)
     }
-    different = [
-        name for name in {*before, *hashes} if before.get(name) != hashes.get(name)
-    ]
-    for name in sorted(different):
+    names = sorted(before.keys() | hashes)
+    different = [name for name in names if before.get(name) != hashes.get(name)]
+    for name in different:
         print(f"{name}: {before.get(name)} recorded, {hashes.get(name)} found")
-    equal = len({*before, *hashes}) - len(different)
+    equal = len(names) - len(different)
     print(f"{equal} of {len(before)} fingerprints are equal")
     return 1 if different else 0
 

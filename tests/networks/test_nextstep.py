@@ -41,7 +41,7 @@ def close(ours, theirs, bound):
 def test_contexts_without_a_cache(model):
     name = "cfg3_pos_norm_shift"
     order = jnp.tile(jnp.arange(6), (4, 1))
-    bound = tiny.run(model, A, name).model
+    bound, *_ = tiny.run(model, A, name)
     network = bound.network
     tokens = jnp.tile(A[f"gen/{name}/tokens"], (2, 1, 1))
     prompt = network.embed_class(
@@ -56,10 +56,10 @@ def test_contexts_without_a_cache(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.RUNS)
 def test_generation(model, name):
-    run = tiny.run(model, A, name)
-    bound = run.model.network, run.model.params
+    bound, options, noise = tiny.run(model, A, name)
+    network = bound.network
     keys = row_keys(jax.random.key(0), 2)
-    batch = batch_of(*bound, keys, jnp.arange(2), run.options, noise=run.noise)
+    batch = batch_of(network, bound.params, keys, jnp.arange(2), options, noise=noise)
     close(batch.generate().tokens, A[f"gen/{name}/tokens"], 1e-4)
 
 

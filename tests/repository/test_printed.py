@@ -279,7 +279,7 @@ def run(words):
 def test_the_page_runs(page, small):
     for name, make in GIVEN.get(page.stem, {}).items():
         make(small / name)
-    names: dict = {"__name__": page.stem}
+    names = {"__name__": page.stem}
     for block in blocks(page):
         if block.runs and block.language == "python":
             code = block.code

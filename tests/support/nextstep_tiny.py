@@ -14,7 +14,6 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import models
 from cspd_jax.image.options import Options
 from cspd_jax.image.prompts import with_prompts
 
@@ -58,17 +57,9 @@ def recorded():
         return dict(file)
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A recorded generation of two images of 2 x 3 tokens, and what has to be asked to
-    repeat it."""
-
-    model: models.ImageModel
-    options: Options
-    noise: jnp.ndarray
-
-
 def run(model, arrays, name):
+    """Of a recorded generation of two images of 2 x 3 tokens: the model with its
+    prompts, the options and the noise that repeat it."""
     at = f"gen/{name}/"
     calls, cfg, _, shift, _, linear, norm, positions = arrays[at + "settings"]
     ids = [
@@ -89,7 +80,7 @@ def run(model, arrays, name):
     of_tokens = np.repeat(of_tokens, 2 // of_tokens.shape[2], axis=2)
     by_step = of_tokens.transpose(1, 2, 0, 3)
     noise = np.concatenate([np.zeros_like(by_step[:1]), by_step[:0:-1], by_step[:1]])
-    return Run(model, options, jnp.asarray(noise))
+    return model, options, jnp.asarray(noise)
 
 
 if __name__ == "__main__":

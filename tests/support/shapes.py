@@ -60,7 +60,7 @@ def fits(dimension, size, known):
 
 def check(where, promised, values):
     """Raises an AssertionError for arrays that do not have the shape promised."""
-    known: dict[str, int] = {}
+    known = {}
     # Symbols that stand alone are bound before sums and products of them.
     composed = lambda item: sum(not SYMBOL.fullmatch(part) for part in item[1])
     for name, shape in sorted(promised.items(), key=composed):

@@ -63,7 +63,7 @@ def _named(module, name):
 class _Pickler(pickle.Pickler):
     def __init__(self, file, old):
         super().__init__(file, 2)
-        self.storages: list[np.ndarray] = []
+        self.storages = []
         self.old = old
 
     def persistent_id(self, value):
@@ -84,15 +84,9 @@ class _Pickler(pickle.Pickler):
             value = Tensor(value.ravel(), value.shape, strides)
         if isinstance(value, Tensor):
             storage, shape, strides, offset = value
-            value = (
-                _Storage(storage),
-                offset,
-                shape,
-                strides,
-                False,
-                collections.OrderedDict(),
-            )
-            return _named("torch._utils", "_rebuild_tensor_v2"), value
+            given = _Storage(storage), offset, shape, strides
+            hooks = False, collections.OrderedDict()
+            return _named("torch._utils", "_rebuild_tensor_v2"), (*given, *hooks)
         if isinstance(value, Call):
             return _named(value.module, value.name), value.arguments
         return NotImplemented

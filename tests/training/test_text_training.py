@@ -88,7 +88,10 @@ def untied(config):
     return LM(dataclasses.replace(config.model, tie_embeddings=False))
 
 
-@pytest.mark.parametrize("config", [TINY, MASKED], ids=["causal", "masked"])
+both = pytest.mark.parametrize("config", [TINY, MASKED], ids=["causal", "masked"])
+
+
+@both
 def test_bits_of_a_known_model(config, monkeypatch):
     """A model that ignores its context: the mean of -log2 p, whatever the rows and
     masks."""
@@ -132,7 +135,7 @@ def test_masked_objective_against_enumeration():
 
 
 @pytest.mark.quick("causal")
-@pytest.mark.parametrize("config", [TINY, MASKED], ids=["causal", "masked"])
+@both
 def test_the_objective_is_learnt(config, tmp_path):
     before = init(config.model, jax.random.key(0))
     after = trained(config, tmp_path).params
@@ -146,7 +149,7 @@ def target(seed=3, config=TINY):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [TINY, MASKED])
+@both
 def test_distilling_brings_the_draft_closer(tmp_path, config, monkeypatch):
     stream = np.tile(TEXTS.streams["held-out"], 20)
     monkeypatch.setitem(TEXTS.streams, "held-out", stream)
