@@ -267,7 +267,8 @@ def main():
     )
     args = parser.parse_args()
     chosen = tuple(args.prefixes)
-    hashes = {name: found(name) for name in CASES if name.startswith(chosen)}
+    begun_so = lambda name: name.startswith(chosen)
+    hashes = {name: found(name) for name in CASES if begun_so(name)}
     if args.write:
         kept = {} if chosen == ("",) else recorded()
         FILE.write_text(json.dumps(kept | hashes, indent=1) + "\n", encoding="utf-8")
