@@ -273,9 +273,7 @@ def main():
         kept = {} if chosen == ("",) else recorded()
         FILE.write_text(json.dumps(kept | hashes, indent=1) + "\n", encoding="utf-8")
         return 0
-    before = {
-        name: hash for name, hash in recorded().items() if name.startswith(chosen)
-    }
+    before = {name: value for name, value in recorded().items() if begun_so(name)}
     names = sorted(before.keys() | hashes)
     different = [name for name in names if before.get(name) != hashes.get(name)]
     for name in different:
