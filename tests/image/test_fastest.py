@@ -23,7 +23,7 @@ def text_request(key=None, temperature=0.0):
     params = text_models.params(lm)
     near = (lm, text_models.near(params))
     methods = [text.Speculation(near, gamma) for gamma in (2, 3)]
-    options = text.Options(temperature, max_new_tokens=12, stop_ids=())
+    options = text.Options(temperature=temperature, max_new_tokens=12, stop_ids=())
     return key, (lm, params), PROMPTS, methods, options
 
 

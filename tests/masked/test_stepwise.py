@@ -64,7 +64,7 @@ def by_hand(c, row):
             logits = unguided + (c.options.guidance + 1) * (logits - unguided)
         found = []
         for place in places:
-            of_place = logits[place].copy()
+            of_place = np.array(logits[place])
             of_place[[MASK, V - 1]] = -np.inf
             probs = softmax(of_place)
             if c.keys is not None:
