@@ -26,7 +26,7 @@ import shapes
 QUICK = "--xla_cpu_use_fusion_emitters=false"
 
 
-def known(flag: str) -> bool:
+def known(flag):
     """Says whether this XLA has the flag: an unknown one ends a process."""
     for library in pathlib.Path(jaxlib.__file__).parent.rglob("*.so"):
         with library.open("rb") as file:

@@ -12,7 +12,6 @@ none exceeds its tolerance.
 import functools
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from batches import batch_of
-from recorded import GOLDEN, Case, Network, Recorded, difference
+from recorded import GOLDEN, Network, Recorded, difference
 from runner_cases import RUNNER_GROUPS, runner, runner_names
 
 from cspd_jax.diffusion.schedule import make_schedule
@@ -34,22 +33,22 @@ from cspd_jax.keys import row_keys
 class Fixture(Recorded, Network):
     """A recorded MAR model."""
 
-    def __init__(self, folder: Path, name: str):
+    def __init__(self, folder, name):
         Recorded.__init__(self, folder, name)
         Network.__init__(self, folder, name)
         self.floors = json.loads(bytes(self.arrays["f32_floor_json"]))
 
 
 @functools.cache
-def fixture(folder: Path = GOLDEN, name: str = "mar_tiny") -> Fixture:
+def fixture(folder=GOLDEN, name="mar_tiny"):
     return Fixture(folder, name)
 
 
-def relative(ours, theirs) -> float:
+def relative(ours, theirs):
     return difference(ours, theirs) / float(np.abs(theirs).max())
 
 
-def backbone(f: Fixture) -> Iterator[Case]:
+def backbone(f):
     """z of every position, from some known tokens."""
     labels = jnp.asarray(f["net/labels"])
     tokens = jnp.asarray(f["net/tokens"])
@@ -71,36 +70,28 @@ def backbone(f: Fixture) -> Iterator[Case]:
         for group in [name for name in f.under("net/") if name.endswith("known")]:
             mask = jnp.asarray(f[f"net/{group}/mask"])
             z = forward(jnp.sum(mask < 0.5, axis=1), mask, embedding)
-            yield (
-                f"z, {group}, {which}",
-                difference(z, f[f"net/{group}/{which}/z"]),
-                3e-5,
-            )
+            error = difference(z, f[f"net/{group}/{which}/z"])
+            yield f"z, {group}, {which}", error, 3e-5
 
 
-def _bound(f: Fixture, run: str) -> float:
+def _bound(f, run):
     """Ill-conditioned runs: ten times the reference's own float32 error; the others:
     2e-4."""
     return 2e-4 if run.startswith("wc/") else 10 * f.floors[run][0]
 
 
-def _spec(f: Fixture, prefix: str) -> str:
-    return (
-        f"ddim{f.config.respacing.removeprefix('ddim')}"
-        if prefix == "wc/"
-        else f.config.respacing
-    )
-
-
-def generations(f: Fixture, prefix: str) -> Iterator[Case]:
+def generations(f, prefix):
     length = f.config.seq_len
     dim = f.config.token_dim
+    respacing = f.config.respacing
+    if prefix == "wc/":
+        respacing = f"ddim{respacing.removeprefix('ddim')}"
     for name in f.under(prefix + "ar/"):
         at = f"{prefix}ar/{name}/"
         num_iter, cfg, constant, temperature = (float(s) for s in f[at + "settings"])
         options = Options(
             num_iter=int(num_iter),
-            respacing=_spec(f, prefix),
+            respacing=respacing,
             cfg=cfg,
             cfg_schedule="constant" if constant else "linear",
             temperature=temperature,
@@ -110,19 +101,19 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
         scales = guidance_scale(groups, cfg, options.cfg_schedule)
         recorded = f[at + "cfg_iter"][f[at + "n_pred"] > 0]
         yield at + "guidance", difference(scales, recorded), 1e-6
-        labels = jnp.asarray(f[at + "labels"])
+        labels = f[at + "labels"]
         steps = make_schedule(options.respacing).num_steps
         noise = np.zeros((steps + 1, len(labels), length, dim), np.float32)
         for step in f.under(at + "step"):
             row, position = f[f"{at}step{step}/index"].T
             noise[-1, row, position] = f[f"{at}step{step}/init_noise"]
-            noise[:-1, row, position] = f[f"{at}step{step}/step_noise"][
-                ::-1, : len(row)
-            ]
+            rest = f[f"{at}step{step}/step_noise"]
+            noise[:-1, row, position] = rest[::-1, : len(row)]
+        keys = row_keys(jax.random.key(0), len(labels))
         batch = batch_of(
             f.model,
             f.params,
-            row_keys(jax.random.key(0), len(labels)),
+            keys,
             labels,
             options,
             order=jnp.asarray(f[at + "orders"])[..., ::-1],  # MAR masks from the front
@@ -141,7 +132,7 @@ GROUPS = {
 }
 
 
-def main(folder: Path) -> int:
+def main(folder):
     failures = 0
     recorded = [
         (path.stem, GROUPS, fixture) for path in sorted(folder.glob("mar_*.npz"))

@@ -12,8 +12,6 @@ which is drawn in float32 whatever the networks run in, so the file holds on eve
 machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib
@@ -47,7 +45,6 @@ from cspd_jax.networks import mar
 from cspd_jax.networks.mar import MARModel
 
 FILE = Path(__file__).parent / "golden" / "token_hashes.json"
-IMAGES = 8
 
 
 class Linear(LinearTokens):
@@ -63,35 +60,36 @@ CHAINS = ChainSpeculation(4)
 
 
 PAPER = {"criterion": PaperCriterion}
+LABELS = (0, 0, -1, 0, 0, 0, -1, 0)
 
 
 def ahead(gamma, criterion=PathCriterion, draft_cost=None, prefill=0.0, **of_criterion):
     return criterion(**of_criterion), gamma, draft_cost, prefill
 
 
-def _options(
-    num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1, temperature=1.0
-):
-    return Options(
-        num_iter=num_iter,
-        respacing=TARGET.spec,
-        cfg=cfg,
-        final_noise=final_noise,
-        prefix_buckets=encoder_sizes,
-        denoise=chains or "plain",
-        temperature=temperature,
-    )
+def _options(**settings):
+    own = {"num_iter": 6, "respacing": TARGET.spec}
+    own |= {"final_noise": True, "prefix_buckets": 1}
+    return Options(**own | settings)
 
 
-def _labels():
-    return jnp.array([0, 0, -1, 0, 0, 0, -1, 0], jnp.int32)
-
-
-def batch(model=TARGET, params=None, labels=None, draft=None, **settings):
-    keys = row_keys(jax.random.key(1), IMAGES)
-    labels = _labels() if labels is None else labels
+def batch(draft=None, **settings):
+    keys = row_keys(jax.random.key(1), len(LABELS))
     small = None if draft is None else Draft(draft)
-    return batch_of(model, params, keys, labels, _options(**settings), small)
+    labels = jnp.array(LABELS, jnp.int32)
+    return batch_of(TARGET, None, keys, labels, _options(**settings), small)
+
+
+def plain_tokens(**settings):
+    return (sampler.generate(batch(**settings)).tokens,)
+
+
+def outer_tokens(speculation, **settings):
+    return speculated(batch(**settings), speculation)
+
+
+def speculated(asked, speculation):
+    return tokens_and_marks(shell.run(rounds.bound_rounds(asked, *speculation)))
 
 
 def tokens_and_marks(made):
@@ -99,55 +97,43 @@ def tokens_and_marks(made):
     return made.tokens, marks != 0, marks > 0
 
 
-def plain_tokens(*model, **settings):
-    return (sampler.generate(batch(*model, **settings)).tokens,)
-
-
-def outer_tokens(speculation, **settings):
-    return tokens_and_marks(
-        shell.run(rounds.bound_rounds(batch(**settings), *speculation))
-    )
-
-
-def released_tokens(draft, cfg=1.0, num_iter=6, **runner):
+def released_tokens(draft, cfg, num_iter, **runner):
     asked = batch(cfg=cfg, num_iter=num_iter, final_noise=False, draft=draft)
     return tokens_and_marks(released.generate(asked, Released(None, **runner)))
 
 
-def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
+def mar_tokens(speculation=None, num_iter=4, **settings):
     """A tiny MAR network with random weights."""
     config = dataclasses.replace(tiny.PIXELS, respacing="ddim5")
     params = jax.tree.map(
         lambda a: np.asarray(a, np.float64), tiny.params(mar.abstract_params(config))
     )
-    options = dataclasses.replace(
-        _options(cfg=cfg, chains=chains, num_iter=num_iter, encoder_sizes=2),
-        respacing="ddim5",
-    )
+    settings |= {"respacing": "ddim5", "prefix_buckets": 2}
+    options = _options(num_iter=num_iter, **settings)
     keys = row_keys(jax.random.key(2), 3)
     labels = jnp.array([0, 3, -1])
     asked = batch_of(MARModel(config, jnp.float64), params, keys, labels, options)
-    if method == "plain":
+    if speculation is None:
         return (sampler.generate(asked).tokens,)
-    return tokens_and_marks(shell.run(rounds.bound_rounds(asked, *ahead(gamma=2))))
+    return speculated(asked, speculation)
 
 
 IMAGE = {
-    "plain": lambda: plain_tokens(),
+    "plain": plain_tokens,
     "plain, no final noise, groups, guided, cold": lambda: plain_tokens(
         num_iter=3, cfg=1.5, temperature=0.8, final_noise=False
     ),
     "plain, chains, no final noise": lambda: plain_tokens(
-        chains=CHAINS, final_noise=False, num_iter=3
+        denoise=CHAINS, final_noise=False, num_iter=3
     ),
     "self, groups, guided, prefill": lambda: outer_tokens(
         ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
     ),
     "self, adaptive, chains": lambda: outer_tokens(
-        ahead(gamma=4, draft_cost=0.2), chains=CHAINS
+        ahead(gamma=4, draft_cost=0.2), denoise=CHAINS
     ),
     "self, coupled, groups, guided, chains": lambda: outer_tokens(
-        ahead(gamma=3, criterion=CoupledCriterion), num_iter=3, cfg=1.5, chains=CHAINS
+        ahead(gamma=3, criterion=CoupledCriterion), num_iter=3, cfg=1.5, denoise=CHAINS
     ),
     "draft, path, far, guided": lambda: outer_tokens(
         ahead(gamma=3), draft=FAR, cfg=2.0
@@ -157,7 +143,7 @@ IMAGE = {
         draft=FAR,
         num_iter=3,
         cfg=1.5,
-        chains=CHAINS,
+        denoise=CHAINS,
     ),
     "draft, paper, Sigma = 1, unaligned, guided": lambda: outer_tokens(
         ahead(gamma=2, sigma=False, align=False, **PAPER),
@@ -172,17 +158,15 @@ IMAGE = {
         draft=FAR, num_iter=4, cfg=1.5, gamma=3, inner_temperature=5.0, prefill=0.3
     ),
     "MAR, plain, guided": lambda: mar_tokens(cfg=2.0),
-    "MAR, plain, chains": lambda: mar_tokens(chains=CHAINS),
-    "MAR, self": lambda: mar_tokens(method="self", num_iter=5),
+    "MAR, plain, chains": lambda: mar_tokens(denoise=CHAINS),
+    "MAR, self": lambda: mar_tokens(ahead(gamma=2), num_iter=5),
 }
 
 
-def text_tokens(
-    drafter=None, temperature=0.8, top_k=None, top_p=None, draft_scale=0.3, **how
-):
+def text_tokens(drafter=None, temperature=0.8, top_k=None, top_p=None, **how):
     model = text_models.model()
     params = text_models.params(model)
-    near = (model, text_models.near(params, scale=draft_scale))
+    near = (model, text_models.near(params))
     if drafter is None:
         method = text.Plain()
     elif drafter == "tree":
@@ -252,7 +236,7 @@ CASES = {
 }
 
 
-def fingerprint(arrays) -> str:
+def fingerprint(arrays):
     """Of the values in order, whatever their types."""
     found = hashlib.sha256()
     for array in map(np.asarray, arrays):
@@ -264,16 +248,16 @@ def fingerprint(arrays) -> str:
     return found.hexdigest()[:16]
 
 
-def found(name: str) -> str:
+def found(name):
     with jax.enable_x64(True):
         return fingerprint(CASES[name]())
 
 
-def recorded() -> dict[str, str]:
+def recorded():
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "prefixes", nargs="*", default=[""], help="only cases whose names begin so"
@@ -283,20 +267,18 @@ def main() -> int:
     )
     args = parser.parse_args()
     chosen = tuple(args.prefixes)
-    hashes = {name: found(name) for name in CASES if name.startswith(chosen)}
+    begun_so = lambda name: name.startswith(chosen)
+    hashes = {name: found(name) for name in CASES if begun_so(name)}
     if args.write:
         kept = {} if chosen == ("",) else recorded()
         FILE.write_text(json.dumps(kept | hashes, indent=1) + "\n", encoding="utf-8")
         return 0
-    before = {
-        name: value for name, value in recorded().items() if name.startswith(chosen)
-    }
-    different = [
-        name for name in {*before, *hashes} if before.get(name) != hashes.get(name)
-    ]
-    for name in sorted(different):
+    before = {name: value for name, value in recorded().items() if begun_so(name)}
+    names = sorted(before.keys() | hashes)
+    different = [name for name in names if before.get(name) != hashes.get(name)]
+    for name in different:
         print(f"{name}: {before.get(name)} recorded, {hashes.get(name)} found")
-    equal = len({*before, *hashes}) - len(different)
+    equal = len(names) - len(different)
     print(f"{equal} of {len(before)} fingerprints are equal")
     return 1 if different else 0
 

@@ -27,13 +27,6 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 HEADS = Options(heads=(4, 4))
 
 
-def recorded(name):
-    description = json.loads((GOLDEN / f"{name}_keys.json").read_text())
-    return description, Shapes(
-        {key: tuple(shape) for key, shape in description["keys"]}
-    )
-
-
 PUBLISHED = {
     f"mar_{s}": (mar, MAR_PRESETS[f"mar-{s}"], network)
     for s in ("base", "large", "huge")
@@ -45,7 +38,8 @@ PUBLISHED |= {"kl16_full": (kl16, KLConfig(), autoencoder)}
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_map_completely(name):
     converter, published, module = PUBLISHED[name]
-    description, shapes = recorded(name)
+    description = json.loads((GOLDEN / f"{name}_keys.json").read_text())
+    shapes = Shapes({key: tuple(shape) for key, shape in description["keys"]})
     config = converter.make_config(shapes)
     assert config == published
     plan = converter.FORMAT.plan(config, shapes)
@@ -82,25 +76,16 @@ def test_the_averages_of_the_weights_are_read():
             open_source(GOLDEN / "mar_tiny.pth", which) for which in (None, "model")
         )
     )
-    assert all(
-        leaf.dtype == np.float32 and leaf.flags.c_contiguous
-        for leaf in jax.tree.leaves(params)
-    )
-    ratio = others["head"]["cond_embed"]["kernel"]
-    chex.assert_trees_all_close(
-        ratio, 0.999 * params["head"]["cond_embed"]["kernel"], rtol=1e-6
-    )
+    for leaf in jax.tree.leaves(params):
+        assert leaf.dtype == np.float32 and leaf.flags.c_contiguous
+    own, other = (tree["head"]["cond_embed"]["kernel"] for tree in (params, others))
+    chex.assert_trees_all_close(other, 0.999 * own, rtol=1e-6)
 
 
-def state_dict(name="mar_tiny.pth"):
+def state_dict(name):
     state = open_checkpoint(GOLDEN / name)
     state = state.get("model_ema", state.get("model"))
     return {key: np.array(value.numpy()) for key, value in state.items()}
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return state_dict()
 
 
 @pytest.mark.parametrize(
@@ -113,27 +98,21 @@ def tiny():
     ],
 )
 def test_safetensors(tmp_path, name, options, dtype):
-    save_file(
-        {k: v.astype(dtype) for k, v in state_dict(name).items()},
-        tmp_path / "x.safetensors",
-    )
-    source = open_source(tmp_path / "x.safetensors")
+    file = tmp_path / "x.safetensors"
+    save_file({k: v.astype(dtype) for k, v in state_dict(name).items()}, file)
+    source = open_source(file)
     original = open_source(GOLDEN / name)
     assert source.kind == original.kind
     config = make_config(source, options)
-    assert config == make_config(
-        original, Options(options.heads, respacing="100") if options.heads else options
-    )
-    ours = convert(source, config)
-    theirs = convert(original, config)
-    jax.tree.map(
-        lambda a, b: chex.assert_trees_all_equal(a, b.astype(dtype).astype(np.float32)),
-        ours,
-        theirs,
-    )
+    known = Options(options.heads, respacing="100") if options.heads else options
+    assert config == make_config(original, known)
+    rounded = lambda leaf: leaf.astype(dtype).astype(np.float32)
+    theirs = jax.tree.map(rounded, convert(original, config))
+    chex.assert_trees_all_equal(convert(source, config), theirs)
 
 
-def test_missing_extra_and_misshapen_tensors_are_named(tmp_path, tiny):
+def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
+    whole = state_dict("mar_tiny.pth")
     bias = "encoder_blocks.1.attn.qkv.bias"
     many = {f"x{i}": np.zeros(1) for i in range(9)}
     for changes, match in (
@@ -145,14 +124,12 @@ def test_missing_extra_and_misshapen_tensors_are_named(tmp_path, tiny):
         (many, r"9 unknown \(x0, x1, x2, x3, x4 and 4 more\)"),
         ({"z_proj.weight": None}, "missing z_proj.weight"),
         (
-            {name: None for name in tiny if name.startswith("decoder_blocks")},
+            {name: None for name in whole if name.startswith("decoder_blocks")},
             r"missing decoder_blocks\.0\.",
         ),
     ):
         state = {
-            name: value
-            for name, value in {**tiny, **changes}.items()
-            if value is not None
+            n: value for n, value in (whole | changes).items() if value is not None
         }
         torch_writer.write(tmp_path / "x.pth", {"model_ema": state})
         with pytest.raises(UserError, match=match):

@@ -48,15 +48,13 @@ def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
         found = []
         cache = net.empty_cache(1, count + len(drafted))
         state = net.joined(params, recorded["states"][None])
-        state, cache = net.apply(
-            params, tokens[None, 1:], state, jnp.arange(count)[None], cache
-        )
+        at = jnp.arange(count)[None]
+        state, cache = net.apply(params, tokens[None, 1:], state, at, cache)
         found.append(net.logits(params, state[0]))
-        for step, token in enumerate(drafted):
+        for step in range(len(drafted)):
             at = jnp.full((1, 1), count + step)
-            state, cache = net.apply(
-                params, jnp.full((1, 1), token), state[:, -1:], at, cache
-            )
+            token = drafted[None, step : step + 1]
+            state, cache = net.apply(params, token, state[:, -1:], at, cache)
             found.append(net.logits(params, state[0]))
         return jnp.concatenate(found)
 
@@ -70,9 +68,8 @@ def test_it_drafts_as_it_is_published(folder):
     of its target."""
     lm = text_models.model(40, dtype=jnp.float32, width=24, depth=8, head_dim=6)
     target = lm, text_models.params(lm, scale=0.4)
-    drafter = text.draft_from_states(
-        cspd_jax.load(folder / "research"), target, confidence=0
-    )
+    head = cspd_jax.load(folder / "research")
+    drafter = text.draft_from_states(head, target, confidence=0)
     assert drafter.drafter.entering == (2, 4, 5)
     options = text.Options(max_new_tokens=8, stop_ids=())
     method = text.Speculation(drafter, gamma=2)

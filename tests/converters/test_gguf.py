@@ -39,7 +39,7 @@ def read(path):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_numbers_of_the_hugging_face_folder(tmp_path, family, storage):
     config = CONFIGS[family]
-    own = gguf_file.weights(CONFIGS[family])
+    own = gguf_file.weights(config)
     file = gguf_file.write(tmp_path / "x.gguf", config, own, storage)
     # The folder then has what the file's numbers stand for: blocks lie within rows.
     if storage == "Q8_0":
@@ -61,9 +61,8 @@ def test_the_numbers_of_the_hugging_face_folder(tmp_path, family, storage):
 def test_rotary_scaling(tmp_path):
     own = gguf_file.weights(LLAMA)
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    config = make_config(
-        open_source(gguf_file.write(tmp_path / "a", LLAMA, own, **linear))
-    )
+    file = gguf_file.write(tmp_path / "a", LLAMA, own, **linear)
+    config = make_config(open_source(file))
     assert (config.rope_scaling, config.rope_factor) == ("linear", 4.0)
     scaled = dataclasses.replace(
         config, rope_scaling="llama3", rope_factor=8.0, rope_original_positions=334
@@ -104,9 +103,8 @@ def test_tokenizer(tmp_path):
     ids = found.encode(TEXT)
     assert shown(ids)[:9] == ["hello", ",", "Ġ", "2", "0", "2", "4", "Ġ", "<|start|>"]
     assert ids[-1] == 261 and found.decode(ids) == TEXT
-    settings = json.loads(
-        (tmp_path / "t0" / "tokenizer" / "tokenizer_config.json").read_text()
-    )
+    file = tmp_path / "t0" / "tokenizer" / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
     assert settings["chat_template"] == "{{ messages }}"
     assert (settings["bos_token"], settings["eos_token"]) == gguf_file.SPECIAL
     composed = tokenizer_of(tmp_path, "qwen2")

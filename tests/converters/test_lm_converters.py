@@ -11,6 +11,7 @@ from hf_folder import (
     FAST_DLLM,
     LLADA,
     LLAMA,
+    NEOX,
     QWEN2,
     SDAR,
     V,
@@ -55,27 +56,17 @@ def test_masked_diffusion_models(tmp_path):
     """What LLaDA's configuration may leave out, what Dream and Fast-dLLM v2 are beside
     Qwen2, and what SDAR says."""
     whole = make_config(open_source(write(tmp_path / "llada", LLADA)))
-    left_out = LLADA | {
-        "n_kv_heads": None,
-        "mlp_hidden_size": None,
-        "mlp_ratio": 1.5,
-        "embedding_size": None,
-    }
-    assert (
-        make_config(open_source(write(tmp_path / "short", left_out, tensors(LLADA))))
-        == whole
-    )
+    left_out = dict.fromkeys(("n_kv_heads", "mlp_hidden_size", "embedding_size"))
+    left_out = LLADA | left_out | {"mlp_ratio": 1.5}
+    short = write(tmp_path / "short", left_out, tensors(LLADA))
+    assert make_config(open_source(short)) == whole
     assert (whole.causal, whole.mask_ids, whole.eos_ids) == (False, (9,), (3,))
     dream, qwen2, sdar, fast = (
         make_config(open_source(write(tmp_path / c["model_type"], c)))
         for c in (DREAM, QWEN2, SDAR, FAST_DLLM | {"mask_token_id": 8})
     )
-    assert (sdar.causal, sdar.block, sdar.shifted, sdar.mask_ids) == (
-        False,
-        4,
-        False,
-        (8,),
-    )
+    assert not sdar.causal and not sdar.shifted
+    assert (sdar.block, sdar.mask_ids) == (4, (8,))
     of_blocks = {"family": "Fast_dLLM_Qwen", "tie_embeddings": True, "block": 8}
     assert fast == dataclasses.replace(dream, **of_blocks)
     with pytest.raises(UserError, match=r"mask_token_id is .* be in the vocabulary"):
@@ -90,76 +81,40 @@ def test_masked_diffusion_models(tmp_path):
     assert dream == dataclasses.replace(qwen2, **masked)
 
 
+def sized(config, ids, width, depth, heads, kv_heads, mlp, **more):
+    """A configuration with the sizes of a published one."""
+    return config | {
+        "vocab_size": ids,
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": mlp,
+        **more,
+    }
+
+
 # What config.json says of Pythia-160m, Llama-3.2-1B, Qwen2-0.5B, Qwen3-0.6B, LLaDA-8B,
 # Dream-7B and SDAR-8B, and the published number of parameters.
+LLADA_8B = {
+    "d_model": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "n_kv_heads": 32,
+    "mlp_hidden_size": 12288,
+    "vocab_size": 126464,
+    "embedding_size": 126464,
+}
 PUBLISHED = {
-    ("gpt_neox", 162_322_944): CONFIGS["gpt_neox"]
-    | {
-        "vocab_size": 50304,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-    },
-    ("llama", 1_235_814_400): LLAMA
-    | {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "head_dim": 64,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 8192,
-        "tie_word_embeddings": True,
-    },
-    ("qwen2", 494_032_768): QWEN2
-    | {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-    },
-    ("qwen3", 596_049_920): QWEN2
-    | {
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "head_dim": 128,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "intermediate_size": 3072,
-    },
-    ("llada", 8_015_581_184): LLADA
-    | {
-        "d_model": 4096,
-        "n_layers": 32,
-        "n_heads": 32,
-        "n_kv_heads": 32,
-        "mlp_hidden_size": 12288,
-        "vocab_size": 126464,
-        "embedding_size": 126464,
-    },
-    ("Dream", 7_615_616_512): DREAM
-    | {
-        "hidden_size": 3584,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "vocab_size": 152064,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-    },
-    ("sdar", 8_190_735_360): SDAR
-    | {
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "head_dim": 128,
-        "num_attention_heads": 32,
-        "vocab_size": 151936,
-        "num_key_value_heads": 8,
-        "intermediate_size": 12288,
-    },
+    ("gpt_neox", 162_322_944): sized(NEOX, 50304, 768, 12, 12, 12, 3072),
+    ("llama", 1_235_814_400): sized(
+        LLAMA, 128256, 2048, 16, 32, 8, 8192, head_dim=64, tie_word_embeddings=True
+    ),
+    ("qwen2", 494_032_768): sized(QWEN2, 151936, 896, 24, 14, 2, 4864),
+    ("qwen3", 596_049_920): sized(QWEN2, 151936, 1024, 28, 16, 8, 3072, head_dim=128),
+    ("llada", 8_015_581_184): LLADA | LLADA_8B,
+    ("Dream", 7_615_616_512): sized(DREAM, 152064, 3584, 28, 28, 4, 18944),
+    ("sdar", 8_190_735_360): sized(SDAR, 151936, 4096, 36, 32, 8, 12288, head_dim=128),
 }
 
 
@@ -183,10 +138,8 @@ def test_padded_vocabulary_and_end_of_text(tmp_path):
     assert (config.known_ids, config.vocab_size) == (8, V)
     assert (config.bos_ids, config.eos_ids) == ((1,), (2, 9))
     unigram = {"model": {"vocab": [["a", 0.0]] * 50}}
-    config = make_config(
-        open_source(write(tmp_path / "y", LLAMA, others={"tokenizer.json": unigram}))
-    )
-    assert config.known_ids == V
+    folder = write(tmp_path / "y", LLAMA, others={"tokenizer.json": unigram})
+    assert make_config(open_source(folder)).known_ids == V
 
 
 def test_files_outside_the_folder_are_refused(tmp_path):

@@ -80,10 +80,8 @@ def test_training_checkpoint_with_everything_in_it(tmp_path):
     chex.assert_trees_all_equal(result["model"]["p"].numpy(), weight)
     assert isinstance(result["model"], dict) and "_metadata" not in result["model"]
     assert isinstance(result["args"], Namespace) and result["args"] == told
-    assert result["optimizer"]["state"][0]["step"].numpy() == 3 and result["size"] == (
-        2,
-        3,
-    )
+    assert result["optimizer"]["state"][0]["step"].numpy() == 3
+    assert result["size"] == (2, 3)
 
 
 class Evil:
@@ -144,20 +142,16 @@ def test_against_torch(tmp_path, zipped):
     optimizer = torch.optim.AdamW(module.parameters())
     module(torch.ones(2, 3)).sum().backward()
     optimizer.step()
-    tensors = {
-        str(d): (base % 7).to(d)
-        for d in (torch.float16, torch.float64, torch.int8, torch.bool)
-    }
+    kinds = (torch.float16, torch.float64, torch.int8, torch.bool)
+    tensors = {str(kind): (base % 7).to(kind) for kind in kinds}
     tensors |= {
         "transposed": base.permute(2, 0, 1),
         "slice": base[1:, ::2, 1::3],
         "scalar": base[2, 3, 4],
-    }
-    tensors |= {
         "parameter": torch.nn.Parameter(base),
         "expanded": base[:1].expand(5, 4, 5),
+        **module.state_dict(),
     }
-    tensors |= module.state_dict()
     tree = {
         "tensors": tensors,
         "optimizer": optimizer.state_dict(),

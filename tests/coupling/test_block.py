@@ -66,16 +66,11 @@ def sampled(count=M, verify=verify_gaussian_block, q_of=q_of):
         log_pi = [0.0]
         for ratio in ratios:
             log_pi.append(jnp.minimum(0.0, log_pi[-1] + ratio))
-        return (
-            x,
-            kept,
-            jnp.exp(jnp.stack(log_pi[1:])),
-            jnp.exp(jnp.cumsum(jnp.minimum(0.0, ratios))),
-        )
+        alone = jnp.cumsum(jnp.minimum(0.0, ratios))
+        return x, kept, jnp.exp(jnp.stack(log_pi[1:])), jnp.exp(alone)
 
-    return jax.device_get(
-        jax.jit(jax.vmap(lane))(jax.random.split(jax.random.key(0), LANES))
-    )
+    keys = jax.random.split(jax.random.key(0), LANES)
+    return jax.device_get(jax.jit(jax.vmap(lane))(keys))
 
 
 def law_of_paths(verify=verify_gaussian_block, q_of=q_of):
@@ -86,9 +81,20 @@ def law_of_paths(verify=verify_gaussian_block, q_of=q_of):
     return normals_p_value(noise), FALSE_ALARM
 
 
-def toss(p, q, drafts, seed, verify):
-    """How many are kept of the same three drafts [3, 1], LANES times."""
-    kept = jax.vmap(lambda key: verify(key, p, q, drafts).kept)
+def column(numbers):
+    return jnp.array(numbers)[:, None]
+
+
+def beside_normal(means, variances):
+    """p = N(0, 1) for each draft, and q with these means and variances."""
+    q = Gaussian(column(means), jnp.log(column(variances)))
+    return jax.tree.map(jnp.zeros_like, q), q
+
+
+def toss(means, variances, drafts, seed, verify):
+    """How many are kept of the same drafts of these normals, LANES times."""
+    given = *beside_normal(means, variances), column(drafts)
+    kept = jax.vmap(lambda key: verify(key, *given).kept)
     return np.asarray(jax.jit(kept)(jax.random.split(jax.random.key(seed), LANES)))
 
 
@@ -106,12 +112,20 @@ def least(kept, shares):
 def law_of_fair_coins(verify=verify_gaussian_block):
     """pi is 1/2 after each of three drafts, and p and q of the last two are far apart:
     each coin is fair."""
-    p, q = (
-        Gaussian(jnp.array(mean)[:, None], jnp.zeros((3, 1)))
-        for mean in ([0.0] * 3, [HALF, 50.0, 50.0])
-    )
-    kept = toss(p, q, jnp.array([[HALF], [25.0], [25.0]]), 6, verify)
+    kept = toss([HALF, 50.0, 50.0], [1.0] * 3, [HALF, 25.0, 25.0], 6, verify)
     return least(kept, (0.125, 0.125, 0.25, 0.5)), FALSE_ALARM / 4
+
+
+def heads_of(mean, variance):
+    """The chance of heads where pi is 1/2 before a step from p = N(0, 1) and q =
+    N(mean, variance), and stays so; by quadrature."""
+    density = lambda x, mean, var: (
+        np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
+    )
+    x = np.linspace(-12, 12, 200_001)
+    rest = np.maximum(density(x, 0, 1) / 2 - density(x, mean, variance), 0)
+    mass = np.sum(rest) * (x[1] - x[0])
+    return mass / (mass + 0.5)
 
 
 def law_of_trials(verify=verify_gaussian_block):
@@ -119,41 +133,22 @@ def law_of_trials(verify=verify_gaussian_block):
     the same p and q, whose proposals are taken now and then, and fall independently."""
     mean = 1.5
     variance = 2.0
-    density = lambda x, mean, var: (
-        np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
-    )
     # Where p is q.
     equal = -mean + math.sqrt(variance * mean**2 + variance * math.log(variance))
-    p = Gaussian(jnp.zeros((3, 1)), jnp.zeros((3, 1)))
-    q = Gaussian(
-        jnp.array([[HALF], [mean], [mean]]),
-        jnp.log(jnp.array([[1.0], [variance], [variance]])),
-    )
-    kept = toss(p, q, jnp.array([[HALF], [equal], [equal]]), 8, verify)
-    x = np.linspace(-12, 12, 200_001)
-    mass = np.sum(np.maximum(density(x, 0, 1) / 2 - density(x, mean, variance), 0)) * (
-        x[1] - x[0]
-    )
-    heads = mass / (mass + 0.5)
-    return least(
-        kept, ((1 - heads) ** 2 / 2, heads * (1 - heads) / 2, heads / 2, 0.5)
-    ), 1e-7
+    drafts = [HALF, equal, equal]
+    kept = toss([HALF, mean, mean], [1, variance, variance], drafts, 8, verify)
+    heads = heads_of(mean, variance)
+    shares = (1 - heads) ** 2 / 2, heads * (1 - heads) / 2, heads / 2, 0.5
+    return least(kept, shares), 1e-7
 
 
 def law_of_tails(verify=verify_gaussian_block):
     """pi is 1/2 after each of two drafts, and the proposals of the second coin are
     taken now and then: whether a trial goes on after one that was not taken is a
     number of its own."""
-    p = Gaussian(jnp.zeros((2, 1)), jnp.zeros((2, 1)))
-    q = Gaussian(jnp.array([[HALF], [0.0]]), jnp.log(jnp.array([[1.0], [25.0]])))
     equal = math.sqrt(2 * math.log(5) / 0.96)  # where the densities are
-    kept = toss(p, q, jnp.array([[HALF], [equal]]), 9, verify)
-    x = np.linspace(-12, 12, 200_001)
-    phi = lambda x, deviation: (
-        np.exp(-0.5 * (x / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
-    )
-    mass = np.sum(np.maximum(phi(x, 1) / 2 - phi(x, 5), 0)) * (x[1] - x[0])
-    heads = mass / (mass + 0.5)  # .284
+    kept = toss([HALF, 0.0], [1.0, 25.0], [HALF, equal], 9, verify)
+    heads = heads_of(0, 25)  # .284
     return least(kept, ((1 - heads) / 2, heads / 2, 0.5)), FALSE_ALARM / 3
 
 
@@ -254,8 +249,7 @@ verify = jax.jit(verify_gaussian_block, static_argnames="trials")
 
 def test_what_is_not_there_counts_as_kept():
     """Rows of a block without a draft, with laws of any kind: they decide nothing."""
-    far = Gaussian(jnp.array([[0.0], [50.0], [0.0], [jnp.nan]]), jnp.zeros((4, 1)))
-    near = Gaussian(jnp.zeros((4, 1)), jnp.zeros((4, 1)))
+    near, far = beside_normal([0.0, 50.0, 0.0, jnp.nan], [1.0] * 4)
     drafts = jnp.zeros((4, 1))
     there = jnp.array([True, False, True, False])
     verified = verify(jax.random.key(0), far, near, drafts, there)
@@ -273,11 +267,9 @@ def test_what_is_not_there_counts_as_kept():
 
 def test_a_block_that_cannot_be_decided_says_so():
     """A number that is not finite: no coin ever falls."""
-    p = Gaussian(jnp.zeros((1, D)), jnp.zeros((1, D)))
-    q = Gaussian(jnp.full((1, D), jnp.nan), jnp.zeros((1, D)))
-    verified = verify(
-        jax.random.key(0), p, q, jnp.zeros((1, D)), trials=Trials(1, 3, most=3)
-    )
+    p, q = beside_normal([jnp.nan], [1.0])
+    trials = Trials(1, 3, most=3)
+    verified = verify(jax.random.key(0), p, q, column([0.0]), trials=trials)
     assert bool(verified.truncated) and int(verified.kept) == 0
 
 
@@ -285,9 +277,8 @@ def test_a_coin_that_is_given_up_is_reported():
     """One trial of the only coin: a proposal that is not taken, and no tails either,
     ends in what the residual did not draw."""
     one = Trials(1, 1, most=1)
-    p = Gaussian(jnp.zeros((2, 1)), jnp.zeros((2, 1)))
-    q = Gaussian(jnp.array([[HALF], [0.0]]), jnp.log(jnp.array([[1.0], [25.0]])))
-    drafts = jnp.array([[HALF], [30.0]])  # the second is not kept
+    p, q = beside_normal([HALF, 0.0], [1.0, 25.0])
+    drafts = column([HALF, 30.0])  # the second is not kept
     block = lambda key: verify_gaussian_block(key, p, q, drafts, trials=one)
     found = jax.jit(jax.vmap(block))(jax.random.split(jax.random.key(3), 2000))
     assert 0.1 < found.truncated.mean() < 0.6

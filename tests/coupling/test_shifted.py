@@ -31,11 +31,13 @@ def residual(log_pi, r):
     return density, start, mass
 
 
-def law_of_residual(form=FORM, log_pi=-0.4, r=0.7):
+def law_of_residual():
     """The coordinate's distribution function, at 12,000 draws."""
-    c = form.threshold(log_pi, r)
+    log_pi = -0.4
+    r = 0.7
+    c = FORM.threshold(log_pi, r)
     v = (jnp.arange(LANES) + jax.random.uniform(jax.random.key(0), (LANES,))) / LANES
-    u = jax.vmap(lambda v: form.coordinate(*map(jnp.float32, (log_pi, r, c)), v))(v)
+    u = jax.vmap(lambda v: FORM.coordinate(*map(jnp.float32, (log_pi, r, c)), v))(v)
     density, start, mass = residual(log_pi, r)
     grid = np.linspace(start, start + 9, 2001)
     heights = np.array([density(x) for x in grid])
@@ -104,9 +106,8 @@ def test_how_many_drafts_are_kept():
 @pytest.mark.parametrize("log_pi", [0.0, -1e-3, -0.7, -5.0])
 def test_the_mass_of_the_residual(r, log_pi):
     """Beside quadrature in float64, for shifts of every size."""
-    form = FORM
-    c = form.threshold(jnp.float32(log_pi), jnp.float32(r))
-    found = form.mass(jnp.float32(log_pi), jnp.float32(r), jnp.clip(c, -1e3, 1e3))
+    c = FORM.threshold(jnp.float32(log_pi), jnp.float32(r))
+    found = FORM.mass(jnp.float32(log_pi), jnp.float32(r), jnp.clip(c, -1e3, 1e3))
     _, _, mass = residual(log_pi, r)
     np.testing.assert_allclose(found, mass, rtol=2e-3, atol=2e-7)
 

@@ -79,7 +79,7 @@ HEADS = {
 class Head(torch.nn.Module):
     """One layer over [embedding, state], with a cache of what it saw."""
 
-    def __init__(self, own: int, width: int, normed: bool):
+    def __init__(self, own, width, normed):
         super().__init__()
         config = LlamaConfig(**SIZES, attn_implementation="eager")
         linear = lambda inside, outside: torch.nn.Linear(inside, outside, bias=False)
@@ -94,9 +94,7 @@ class Head(torch.nn.Module):
         self.cache = DynamicCache()
         self.normed = normed
 
-    def forward(
-        self, embedded: torch.Tensor, state: torch.Tensor, start: int
-    ) -> torch.Tensor:
+    def forward(self, embedded, state, start):
         """[Q, D] each -> the states after them [Q, D]."""
         layer = self.midlayer
         at = torch.arange(start, start + len(state))
@@ -110,7 +108,7 @@ class Head(torch.nn.Module):
 
 
 @torch.no_grad()
-def record(name: str, own: int, width: int, config: dict) -> dict[str, bytes]:
+def record(name, own, width, config):
     generator = torch.Generator().manual_seed(len(name))
     draw = lambda *shape: torch.randn(*shape, generator=generator)
     head = Head(own, width, normed=name == "speculators")

@@ -52,7 +52,7 @@ NAMES = (
 )
 
 
-def published(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def published(state):
     found = {}
     for name, tensor in state.items():
         for theirs, ours in NAMES:
@@ -63,7 +63,7 @@ def published(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
-def normalised(mean: torch.Tensor, side: int) -> torch.Tensor:
+def normalised(mean, side):
     n, c, h, w = mean.shape
     patches = mean.reshape(n, c, h // side, side, w // side, side).permute(
         0, 2, 4, 1, 3, 5
@@ -75,7 +75,7 @@ def normalised(mean: torch.Tensor, side: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def main() -> None:
+def main():
     torch.manual_seed(0)
     model = AutoencoderKL(
         down_block_types=["DownEncoderBlock2D"] * 4,

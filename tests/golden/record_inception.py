@@ -23,7 +23,7 @@ import inception_random  # noqa: E402
 EVERY = 7  # of the pixels of the resized images, in each direction
 
 
-def as_tensorflow_1(x: torch.Tensor, axis: int) -> torch.Tensor:
+def as_tensorflow_1(x, axis):
     """Output i is read at i * (size / 299), and beyond the last pixel is the last
     pixel."""
     size = x.shape[axis]
@@ -36,7 +36,7 @@ def as_tensorflow_1(x: torch.Tensor, axis: int) -> torch.Tensor:
     )
 
 
-def record() -> dict[str, torch.Tensor]:
+def record():
     weights = {
         name: torch.as_tensor(array)
         for name, array in inception_random.weights().items()

@@ -41,7 +41,7 @@ LLAMA3 = {
 CLASSES = {"gpt_neox": "GPTNeoX", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
-def rope(theta: float = 1e4, **how) -> dict:
+def rope(theta=1e4, **how):
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **how}}
 
 
@@ -158,7 +158,7 @@ LLADA_CONFIG = {
 
 
 @torch.no_grad()
-def random_model(family: str, options: dict, seed: int):
+def random_model(family, options, seed):
     """A model of random weights, large enough for logits of a few units, that float16
     holds exactly."""
     config = getattr(transformers, f"{CLASSES[family]}Config")(**SIZES, **options)
@@ -172,7 +172,7 @@ def random_model(family: str, options: dict, seed: int):
     return model
 
 
-def save_masked(family: str, model, folder: Path) -> None:
+def save_masked(family, model, folder):
     """The folder that this model would be published in."""
     tensors = model.state_dict()
     config = LLADA_CONFIG
@@ -190,9 +190,7 @@ def save_masked(family: str, model, folder: Path) -> None:
     )
 
 
-def add(
-    archive: zipfile.ZipFile, case: str, folder: Path, **arrays: np.ndarray
-) -> None:
+def add(archive, case, folder, **arrays):
     """With a fixed date, so that the same models give the same file."""
     np.savez(content := io.BytesIO(), **arrays)
     files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
@@ -202,7 +200,7 @@ def add(
 
 
 @torch.no_grad()
-def main(scratch: Path) -> None:
+def main(scratch):
     tokens = np.random.default_rng(0).integers(0, 64, (2, 24))
     ids = torch.as_tensor(tokens)
     archives = {

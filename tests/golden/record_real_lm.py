@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parent / "support"))
 import real_lm  # noqa: E402
 
 
-def load(file: Path):
+def load(file):
     """The library's model and tokenizer."""
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -36,13 +36,13 @@ def load(file: Path):
 
 
 @torch.no_grad()
-def logits(model, ids: list[int]) -> np.ndarray:
+def logits(model, ids):
     """[N, V] at every position."""
     return model(torch.tensor([ids])).logits[0].numpy()
 
 
 @torch.no_grad()
-def greedy(model, ids: list[int], count: int) -> tuple[list[int], list[float]]:
+def greedy(model, ids, count):
     """The continuation, past any end of text, and how far ahead each id was."""
     found = []
     ahead = []
@@ -58,7 +58,7 @@ def greedy(model, ids: list[int], count: int) -> tuple[list[int], list[float]]:
     return found, ahead
 
 
-def record() -> dict[str, np.ndarray]:
+def record():
     if (file := real_lm.find()) is None:
         raise SystemExit(
             f"the package {real_lm.PACKAGE} is not installed; see"

@@ -7,8 +7,6 @@
 strides of images stored with channels last.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil
@@ -22,7 +20,7 @@ sys.path.insert(0, str(HERE.parent / "support"))
 
 import torch_writer  # noqa: E402
 
-from cspd_jax.converters.torch_file import LazyTensor, open_checkpoint  # noqa: E402
+from cspd_jax.converters.torch_file import open_checkpoint  # noqa: E402
 
 ARRAYS = re.compile(
     r"vae/image|vae/enc/(quant|mu|kappa|beta_draw|tangent_noise|sample|kl)|vae/dec/image|net/latents"
@@ -35,14 +33,14 @@ OF_BACKBONE = re.compile(
 KEYS = ("sphere_b", "sphere_l", "sphere_h", "sphere_vae")
 
 
-def as_it_lies(tensor: LazyTensor) -> torch_writer.Tensor:
+def as_it_lies(tensor):
     flat = np.lib.stride_tricks.as_strided(
         tensor.numpy(), (int(np.prod(tensor.shape)),), (tensor.dtype.itemsize,)
     )
     return torch_writer.Tensor(flat, tensor.shape, tensor.strides)
 
 
-def write(file: str, name: str, whole: dict[str, LazyTensor], of_vae: bool) -> None:
+def write(file, name, whole, of_vae):
     """A training checkpoint with a part of the weights."""
     state = {
         key: as_it_lies(value)
@@ -54,7 +52,7 @@ def write(file: str, name: str, whole: dict[str, LazyTensor], of_vae: bool) -> N
     )
 
 
-def main(folder: Path) -> None:
+def main(folder):
     for name in ("sphere_tiny", "sphere_tiny2"):
         recorded = np.load(folder / f"{name}.npz")
         kept = {key: recorded[key] for key in recorded.files if ARRAYS.fullmatch(key)}

@@ -42,11 +42,8 @@ def refuses(call, sentence):
 def test_generate_and_look(model):
     tokens, info = cspd_jax.generate(KEY, model, LABELS)
     assert info.calls["backbone"] == (16, 64) and info.calls["head"] == (160, 640)
-    assert (
-        repr(info)
-        .splitlines()[0]
-        .endswith("176 one after the other (16 backbone, 160 head)")
-    )
+    first, *_ = repr(info).splitlines()
+    assert first.endswith("176 one after the other (16 backbone, 160 head)")
     images = cspd_jax.to_images(model, tokens)
     chex.assert_shape([tokens, images], [(4, 16, 16), (4, 16, 16, 1)])
     assert images.dtype == np.uint8
@@ -63,17 +60,12 @@ def test_generate_and_look(model):
 def test_load(folder, model, monkeypatch):
     assert model.class_names == tuple(tiny.NAMES) and model.class_name(-1) == "no class"
     half = cspd_jax.load(folder / "target", "bfloat16")
-    assert {leaf.dtype for leaf in jax.tree.leaves(half.params)} == {
-        jnp.dtype("bfloat16")
-    }
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(half.params)} == {"bfloat16"}
     tokens, _ = generation.generate(KEY, half, LABELS, options=Options(num_iter=1))
     chex.assert_tree_all_finite(tokens)
     assert tokens.dtype == jnp.float32
     monkeypatch.setattr(hub, "SHIPPED", folder)
-    refuses(
-        lambda: cspd_jax.load("nothing"),
-        "no checkpoint folder, .* name of a model; did you mean default or",
-    )
+    refuses(lambda: cspd_jax.load("nothing"), "name of a model; did you mean default")
     refuses(lambda: cspd_jax.load(folder / "target", of=VAE), "takes an autoencoder")
 
 
@@ -132,10 +124,8 @@ def test_pictures_are_tokens_and_back(model):
     chex.assert_trees_all_equal(
         cspd_jax.to_images(model, to_tokens(model, pictures)), pictures
     )
-    refuses(
-        lambda: to_tokens(model, np.zeros((2, 8, 8, 3), np.uint8)),
-        r"uint8 \[2, 8, 8, 3\]",
-    )
+    small = np.zeros((2, 8, 8, 3), np.uint8)
+    refuses(lambda: to_tokens(model, small), r"uint8 \[2, 8, 8, 3\]")
     refuses(lambda: to_tokens(model, pictures / 255), "the images are float64")
 
 
@@ -176,12 +166,11 @@ def test_pictures_are_tokens_of_a_sphere():
         vae_stride=config.stride,
     )
     model = ImageModel("sphere", SphereModel(own), {})
-    vae = VAE(
-        "svae", config, tiny.params(sphere_vae.abstract_params(config), scale=0.05)
-    )
-    pictures = RANDOM.integers(0, 256, (2, own.image_size, own.image_size, 3), np.uint8)
+    params = tiny.params(sphere_vae.abstract_params(config), scale=0.05)
+    vae = VAE("svae", config, params)
+    side = own.image_size
+    pictures = RANDOM.integers(0, 256, (2, side, side, 3), np.uint8)
     tokens = to_tokens(model, pictures, vae)
     chex.assert_trees_all_close(np.linalg.norm(tokens, axis=-1), 2.0, rtol=1e-5)
-    chex.assert_shape(
-        [tokens, cspd_jax.to_images(model, tokens, vae)], [(2, 16, 4), pictures.shape]
-    )
+    assert tokens.shape == (2, 16, 4)
+    assert cspd_jax.to_images(model, tokens, vae).shape == pictures.shape

@@ -67,25 +67,23 @@ def test_known_tokens_stay_bit_for_bit(way):
     def run(*masks):
         mask = np.stack([*masks, *[half] * (6 - len(masks))])
         known = dataclasses.replace(options, known=Known(tokens, mask))
-        made, info = generate(keys, model, labels, method, known)
-        made = np.asarray(made)
-        assert (made[mask] == tokens[mask]).all() and not np.asarray(info.trace.marks)[
-            mask
-        ].any()
+        made, info = jax.device_get(generate(keys, model, labels, method, known))
+        assert (made[mask] == tokens[mask]).all()
+        assert not info.trace.marks[mask].any()
         return made, info
 
     made, of_half = run()
     assert (made[:, ~half] != tokens[:, ~half]).all()
     all_ = np.ones_like(half)
     none = np.zeros_like(half)
-    chex.assert_trees_all_equal(run(half, all_, half, none)[0][[0, 2]], made[[0, 2]])
+    beside, _ = run(half, all_, half, none)
+    chex.assert_trees_all_equal(beside[[0, 2]], made[[0, 2]])
     whole, of_whole = generate(keys, model, labels, method, options)
     nothing, of_nothing = run(*[none] * 6)
     chex.assert_trees_all_close(nothing, np.asarray(whole), atol=1e-3)
     chex.assert_trees_all_equal(of_nothing.calls, of_whole.calls)
-    assert (
-        run(*[all_] * 6)[1].sequential == 0 < of_half.sequential < of_whole.sequential
-    )
+    _, of_all = run(*[all_] * 6)
+    assert 0 == of_all.sequential < of_half.sequential < of_whole.sequential
 
 
 @pytest.mark.slow
@@ -93,17 +91,16 @@ def test_batches_and_streams():
     """Images one after the other know what those side by side know, and each step shows
     it."""
     known = some_known(3)
+    asked = jax.random.key(0), MODEL, [0, 1, 1]
     options = Options(known=known, num_iter=4)
-    together, _ = generate(jax.random.key(0), MODEL, [0, 1, 1], options=options)
-    apart, info = generate(jax.random.key(0), MODEL, [0, 1, 1], options=options, rows=2)
+    together, _ = generate(*asked, options=options)
+    apart, info = generate(*asked, options=options, rows=2)
     chex.assert_trees_all_close(np.asarray(apart), np.asarray(together), atol=1e-4)
     assert np.all(info.made == 6 - known.mask.sum(axis=1))
     for method in (Plain(), IMAGE["self"].asked()):
-        for tokens, info in stream(
-            jax.random.key(0), MODEL, [0, 1, 1], method, options
-        ):
-            there = np.any(np.asarray(tokens) != 0, axis=2)
-            assert (np.asarray(tokens)[known.mask] == known.tokens[known.mask]).all()
+        for tokens, info in jax.device_get(list(stream(*asked, method, options))):
+            there = np.any(tokens != 0, axis=2)
+            assert (tokens[known.mask] == known.tokens[known.mask]).all()
             assert np.all(info.made == there.sum(axis=1) - known.mask.sum(axis=1))
 
 
@@ -131,22 +128,21 @@ def test_a_causal_model_keeps_a_prefix(cfg):
     model = cspd_jax.load("default-causal")
     mask = np.arange(64) < np.array([[40], [60]])
     options = Options(respacing="flow4", cfg=cfg)
-    whole = np.asarray(generate(jax.random.key(0), model, [0, 1], options=options)[0])
-    known = dataclasses.replace(options, known=Known(whole, mask))
-    rest, info = generate(jax.random.key(0), model, [0, 1], options=known)
-    assert (np.asarray(rest)[mask] == whole[mask]).all()
-    assert (
-        info.calls["backbone"].sequential == 1 + 24
-        and info.calls["head"].sequential == 24 * 5
-    )
+
+    def run(known=None):
+        how = dataclasses.replace(options, known=known)
+        made = generate(jax.random.key(0), model, [0, 1], options=how)
+        return jax.device_get(made)
+
+    whole, _ = run()
+    rest, info = run(Known(whole, mask))
+    assert (rest[mask] == whole[mask]).all()
+    assert info.calls["backbone"].sequential == 1 + 24
+    assert info.calls["head"].sequential == 24 * 5
     if cfg == 1:
-        chex.assert_trees_all_close(np.asarray(rest), whole, atol=1e-4)
-    beside = dataclasses.replace(known, known=Known(whole, mask * [[False], [True]]))
-    same, _ = generate(jax.random.key(0), model, [0, 1], options=beside)
+        chex.assert_trees_all_close(rest, whole, atol=1e-4)
+    same, _ = run(Known(whole, mask * [[False], [True]]))
     # What the unconditional half sees is decided by what its own image knows.
-    chex.assert_trees_all_close(np.asarray(same)[1], np.asarray(rest)[1], atol=1e-4)
-    with pytest.raises(
-        UserError, match="only the first tokens of an image can be kept"
-    ):
-        scattered = dataclasses.replace(options, known=Known(whole, ~mask))
-        generate(jax.random.key(0), model, [0, 1], options=scattered)
+    chex.assert_trees_all_close(same[1], rest[1], atol=1e-4)
+    with pytest.raises(UserError, match="only the first tokens of an image"):
+        run(Known(whole, ~mask))

@@ -40,10 +40,8 @@ def test_groups_cover_every_token_once_and_segments_hold_them(length, num_iter):
         options = Options(num_iter=num_iter, prefix_buckets=sizes)
         model = ImageModel("any", LinearTokens(seq_len=length), None)
         segments = plan_segments(length, image.resolve(model, options=options))
-        assert (
-            tuple(g for _, groups in segments for g in groups) == groups
-            and len(segments) <= sizes
-        )
+        assert tuple(g for _, groups in segments for g in groups) == groups
+        assert len(segments) <= sizes
         for segment, own in segments:
             assert all(
                 g.start <= segment.bucket <= length and g.size <= segment.width
@@ -65,9 +63,8 @@ def test_spread_takes_one_of_the_farthest(length, last):
     assert len(np.unique(found, axis=0)) == min(length, 3)
     for places in np.stack([found // side, found % side], axis=-1):
         for n in range(1, length):
-            squares = (
-                ((places[n:, None] - places[max(0, n - last) : n]) ** 2).sum(-1).min(1)
-            )
+            gaps = places[n:, None] - places[max(0, n - last) : n]
+            squares = (gaps**2).sum(axis=-1).min(axis=1)
             assert squares[0] == squares.max()
 
 
@@ -102,15 +99,11 @@ LOSSY = pytest.mark.parametrize("name", ["annealed", "annealed checkerboard"])
 def test_head_calls_are_those_of_its_schedules(name):
     keys, model, labels, method, options = IMAGE[name].request(0)
     recipe = image.resolve(model, method, options, len(labels))
-    assert [make_schedule(respacing).num_steps for respacing in recipe.respacings] == [
-        10,
-        3,
-        3,
-    ]
+    steps = [make_schedule(respacing).num_steps for respacing in recipe.respacings]
+    assert steps == [10, 3, 3]
     _, info = image.generate(keys, model, labels, method, options)
-    assert (
-        info.calls["head"].sequential == 16 and info.calls["backbone"].sequential == 3
-    )
+    assert info.calls["head"].sequential == 16
+    assert info.calls["backbone"].sequential == 3
 
 
 def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
@@ -120,10 +113,8 @@ def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
     of = lambda **options: Plain().exactness(Options(**options))
     assert of(order=Checkerboard(2), denoise=chains) == of(order=Checkerboard(2))
     assert not of(order=Checkerboard(2)).exact
-    assert (
-        of(order=Spread(2), denoise=chains) == of(denoise=chains)
-        and of(denoise=chains).exact
-    )
+    assert of(order=Spread(2), denoise=chains) == of(denoise=chains)
+    assert of(denoise=chains).exact
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from batches import batch_of
 from linear_tokens import LinearTokens
 from recorded import check
 from runner_cases import recorded_ends, runner, runner_generation, runner_units
+from samplers import NEAR, TARGET
 from scipy.stats import norm
 
 from cspd_jax.image import Released, released
@@ -20,8 +21,6 @@ from cspd_jax.image.recipe import Draft
 from cspd_jax.image.released import Numbers
 from cspd_jax.keys import row_keys
 
-TARGET = LinearTokens()
-DRAFT = LinearTokens(pull=1.45, offset=0.42)
 OPTIONS = Options(num_iter=9, respacing=TARGET.spec, final_noise=False)  # 6 tokens
 RUNNER = Released(None, gamma=2, prefill=0.1)
 KEYS = row_keys(jax.random.key(5), 4)
@@ -84,7 +83,7 @@ def test_schedule(length, num_iter, runner, expected):
     assert drafted == [i for first, size in blocks for i in range(first, first + size)]
 
 
-def draw(draft=DRAFT, options=OPTIONS, runner=RUNNER, **of_runner):
+def draw(draft=NEAR, options=OPTIONS, runner=RUNNER, **of_runner):
     runner = dataclasses.replace(runner, **of_runner)
     batch = batch_of(TARGET, None, KEYS, LABELS, options, Draft(draft))
     return jax.tree.map(np.asarray, released.generate(batch, runner))
@@ -95,7 +94,7 @@ def draw(draft=DRAFT, options=OPTIONS, runner=RUNNER, **of_runner):
     "runner, draft, cfg_schedule, temperature",
     [
         (Released(None, 1, 0.0), TARGET, "linear", 0.8),
-        (Released(None, 3, 1.0), DRAFT, "constant", 1.1),
+        (Released(None, 3, 1.0), NEAR, "constant", 1.1),
     ],
 )
 def test_equal_to_the_plain_sampler(runner, draft, cfg_schedule, temperature):

@@ -33,16 +33,16 @@ DIM = 2
 FROM_RESIDUAL = -1.0
 
 
-def by_hand(kept, steps=STEPS):
+def by_hand(kept):
     """What is left of the tokens of a block of which `kept` transitions are kept, and
     which of them stay: walks the transitions one by one."""
     left = []
     stayed = []
     for token in range(TOKENS):
-        own = range(token * steps, (token + 1) * steps)
+        own = range(token * STEPS, (token + 1) * STEPS)
         stayed.append(own[-1] < kept)
         reached = kept >= own[0]  # the transition that was replaced may be its first
-        left.append(0 if stayed[-1] else own[-1] - kept if reached else steps)
+        left.append(0 if stayed[-1] else own[-1] - kept if reached else STEPS)
     return np.array(left), np.array(stayed)
 
 

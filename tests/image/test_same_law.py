@@ -34,11 +34,7 @@ def images(seed, count=400, cfg=1.0, num_iter=16, ahead=None, draft=None, **opti
         small = network(GOLDEN, draft, target)
         draft = Draft(small.model, small.params)
     how = Options(
-        num_iter=num_iter,
-        respacing="ddim8",
-        cfg=cfg,
-        final_noise=True,
-        **options,
+        num_iter=num_iter, respacing="ddim8", cfg=cfg, final_noise=True, **options
     )
     keys = row_keys(jax.random.key(seed), count)
     labels = jnp.zeros(count, jnp.int32)
@@ -63,18 +59,8 @@ def p_value(x, y):
 
 CHAINS = {"denoise": ChainSpeculation(4)}
 WAYS = {
-    "self, groups, guided": (
-        400,
-        3.0,
-        4,
-        {"ahead": (PathCriterion(), 4)},
-    ),
-    "self, guided": (
-        800,
-        3.0,
-        16,
-        {"ahead": (PathCriterion(), 4)},
-    ),
+    "self, groups, guided": (400, 3.0, 4, {"ahead": (PathCriterion(), 4)}),
+    "self, guided": (800, 3.0, 16, {"ahead": (PathCriterion(), 4)}),
     "draft, groups": (
         800,
         1.0,

@@ -56,9 +56,8 @@ class Cached(LinearTokens):
         index = jnp.arange(self.seq_len + 1)
         cache = jnp.where((index <= n_known[:, None])[..., None] & begun, fresh, cache)
         total = jnp.take_along_axis(cache, n_known[:, None, None], axis=1)[:, 0]
-        z = class_embedding * (
-            self.offset + self.pull * total / jnp.maximum(n_known, 1)[:, None]
-        )
+        mean = total / jnp.maximum(n_known, 1)[:, None]
+        z = class_embedding * (self.offset + self.pull * mean)
         return jnp.broadcast_to(z[:, None], (*rows.shape, self.token_dim)), cache
 
     def context(self, *args, **kwargs):

@@ -19,14 +19,14 @@ from cspd_jax.masked.sets import MoveSets, prefixes
 from cspd_jax.networks.lm import LM, abstract_params
 
 
-def table(seed, count=24, ranks=6, tokens=3):
+def table(seed, count):
     """A short chain and random texts, some of which may be reached in several
     orders."""
     random = np.random.default_rng(seed)
     texts = [*prefixes(2).texts]
     while len(texts) < count:
         before = texts[random.integers(len(texts))]
-        move = int(random.integers(1, ranks + 1)), int(random.integers(tokens))
+        move = int(random.integers(1, 7)), int(random.integers(3))
         text = tuple(sorted((*before, move)))
         if move[0] not in dict(before) and text not in texts:
             texts.append(text)

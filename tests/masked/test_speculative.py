@@ -8,16 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from masked_models import (
-    CONFIGS,
-    MASK,
-    PLACES,
-    V,
-    canvas,
-    params_of,
-    reference,
-    run,
-)
+from masked_models import CONFIGS, MASK, PLACES, V, canvas, params_of, reference, run
 
 from cspd_jax.masked import Options, SelfSpeculation, generate, passes
 from cspd_jax.masked.sets import prefixes
@@ -47,7 +38,6 @@ WAYS = {
     "dream, recipe": ("dream", DREAM_RECIPE),
     "sdar, sampled": ("sdar", {"temperature": 0.8}),
     "sdar, guided": ("sdar", {"guidance": 0.7}),
-    "sdar, static": ("sdar", {"per_step": 2}),
     "sdar, dynamic, sampled": (
         "sdar",
         {**CUT, "confidence": "probability", "threshold": 0.4},
@@ -55,7 +45,6 @@ WAYS = {
     "sdar, blocks of one": ("sdar", {"block": 1}),
     "sdar, sequential": ("sdar", {"confidence": "sequential", "per_step": 3}),
     "sdar, cut, margin": ("sdar", {**CUT, "confidence": "margin"}),
-    "fast": ("fast", {}),
     "fast, threshold": ("fast", {"threshold": 0.3, "block": 2}),
     "fast, recipe": ("fast", {**DREAM_RECIPE, "block": 4}),
     "fast, many places per step": ("fast, blocks of 8", MANY),
@@ -86,9 +75,7 @@ def test_identical_to_stepwise(way):
         chex.assert_trees_all_equal(
             (found.text, found.steps), (expected.text, expected.steps)
         )
-        assert np.all(np.asarray(found.text) != MASK) and np.all(
-            np.asarray(found.text) < V - 1
-        )
+        assert np.all(np.asarray(found.text) < MASK)
         drafts = found.counts
         assert np.all(drafts.accepted <= drafts.tested)
         # A round takes one step more than it accepts drafts, unless the text ends.
@@ -97,9 +84,8 @@ def test_identical_to_stepwise(way):
         assert np.all(without >= 0) and (c.network.config.block or np.all(without <= 1))
         fewer += calls(expected) - calls(found)
         if c.keys is not None:
-            wrong = run(
-                dataclasses.replace(c, keys=jnp.roll(c.keys, 1)), speculation(gamma)
-            )
+            other = dataclasses.replace(c, keys=jnp.roll(c.keys, 1))
+            wrong = run(other, speculation(gamma))
             unlike += np.any(np.asarray(wrong.text) != expected.text)
             unlike += np.any(np.asarray(wrong.steps) != expected.steps)
     assert fewer > 0
@@ -201,7 +187,6 @@ def test_wrong_stores_differ_somewhere(wrong):
 
 DECODED = {
     "llada": ("llada", {}),
-    "llada, two places": ("llada", {"per_step": 2}),
     "sdar": ("sdar", {}),
     "sdar, two places": ("sdar", {"per_step": 2}),
     "sdar, sampled": ("sdar", {"temperature": 0.8}),

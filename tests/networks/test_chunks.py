@@ -8,7 +8,7 @@ import pytest
 from cspd_jax._utils.loops import map_chunks
 
 
-@pytest.mark.parametrize("most", [0, 1, 3, 4, 7, 9])
+@pytest.mark.parametrize("most", [0, 3, 7, 9])
 def test_parts_make_the_whole(most):
     a = np.arange(14.0).reshape(7, 2)
     b = np.arange(7)

@@ -1,7 +1,7 @@
 """The FID Inception network against numbers recorded from pytorch-fid at random
 weights; its file is converted by test_evaluate.py."""
 
-import types
+from unittest import mock
 
 import inception_random
 import jax
@@ -22,34 +22,27 @@ RECORDED = np.load(GOLDEN / "inception.npz")
 @pytest.mark.slow
 def test_features_are_those_of_pytorch():
     tensors = inception_random.weights()
-    config = converter.make_config(
-        Shapes({name: array.shape for name, array in tensors.items()})
-    )
+    shapes = {name: array.shape for name, array in tensors.items()}
+    config = converter.make_config(Shapes(shapes))
     assert config == InceptionConfig()
     # Of the published file.
     assert sum(array.size for array in tensors.values()) == 23_885_392
     lazy = {
-        name: types.SimpleNamespace(
-            shape=array.shape, dtype=array.dtype, numpy=array.copy
-        )
+        name: mock.Mock(shape=array.shape, dtype=array.dtype, numpy=array.copy)
         for name, array in tensors.items()
     }
     params = jax.tree.map(jnp.asarray, converter.FORMAT.convert(config, lazy))
     images = inception.resize(jnp.asarray(inception_random.images()))
-    found = jax.jit(lambda p, x: Inception(config).apply({"params": p}, x))(
-        params, images
-    )
+    found = jax.jit(Inception(config).apply)({"params": params}, images)
     for name, ours in found._asdict().items():
-        assert difference(ours, RECORDED[name]) < 5e-6 * np.abs(RECORDED[name]).max(), (
-            name
-        )
+        theirs = RECORDED[name]
+        assert difference(ours, theirs) < 5e-6 * np.abs(theirs).max(), name
 
 
 @pytest.mark.parametrize("how", inception.RESIZE)
 def test_resizing_is_that_of_pytorch(how):
-    ours = inception.resize(jnp.asarray(inception_random.images()), how)[
-        :, ::EVERY, ::EVERY
-    ]
+    resized = inception.resize(jnp.asarray(inception_random.images()), how)
+    ours = resized[:, ::EVERY, ::EVERY]
     other = inception.RESIZE[1 - inception.RESIZE.index(how)]
     assert difference(ours, RECORDED[f"resized/{how}"]) < 1e-6
     assert difference(ours, RECORDED[f"resized/{other}"]) > 1e-2

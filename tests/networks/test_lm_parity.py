@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recorded import GOLDEN
 
-from cspd_jax.converters.source import convert, make_config, open_source
+import cspd_jax
 from cspd_jax.networks.lm import LM
 
 CASES = [
@@ -31,15 +31,11 @@ forward = jax.jit(LM.forward, static_argnums=0)
 def unpack(tmp_path, family, case):
     """The model, its parameters, tokens [2, 24] and the logits to be met."""
     with zipfile.ZipFile(GOLDEN / f"lm_{family}.zip") as archive:
-        archive.extractall(
-            tmp_path,
-            [name for name in archive.namelist() if name.startswith(f"{case}/")],
-        )
+        archive.extractall(tmp_path)
     recorded = np.load(tmp_path / case / "logits.npz")
-    source = open_source(tmp_path / case)
-    config = make_config(source)
-    params = jax.tree.map(jnp.asarray, convert(source, config))
-    return LM(config), params, recorded["tokens"].astype(np.int32), recorded["logits"]
+    model = cspd_jax.load(tmp_path / case)
+    tokens = recorded["tokens"].astype(np.int32)
+    return model.network, model.params, tokens, recorded["logits"]
 
 
 def close(ours, theirs):

@@ -41,7 +41,7 @@ def close(ours, theirs, bound):
 def test_contexts_without_a_cache(model):
     name = "cfg3_pos_norm_shift"
     order = jnp.tile(jnp.arange(6), (4, 1))
-    bound = tiny.run(model, A, name).model
+    bound, *_ = tiny.run(model, A, name)
     network = bound.network
     tokens = jnp.tile(A[f"gen/{name}/tokens"], (2, 1, 1))
     prompt = network.embed_class(
@@ -56,14 +56,11 @@ def test_contexts_without_a_cache(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.RUNS)
 def test_generation(model, name):
-    run = tiny.run(model, A, name)
+    bound, options, noise = tiny.run(model, A, name)
+    network = bound.network
     keys = row_keys(jax.random.key(0), 2)
-    network = run.model.network
-    params = run.model.params
-    labels = jnp.arange(2)
-    batch = batch_of(network, params, keys, labels, run.options, noise=run.noise)
-    out = batch.generate()
-    close(out.tokens, A[f"gen/{name}/tokens"], 1e-4)
+    batch = batch_of(network, bound.params, keys, jnp.arange(2), options, noise=noise)
+    close(batch.generate().tokens, A[f"gen/{name}/tokens"], 1e-4)
 
 
 # At the widths of Qwen2.5-14B, with fewer layers.
@@ -87,9 +84,8 @@ LARGE = NextStepConfig(
 
 def test_shapes_of_the_published_size():
     theirs = converter.FORMAT.parameters(tiny.DESCRIPTION["assumed_14B"]["keys"])
-    ours = {
-        entry.name: list(entry.source_shape) for entry in converter.FORMAT.wanted(LARGE)
-    }
+    wanted = converter.FORMAT.wanted(LARGE)
+    ours = {entry.name: list(entry.source_shape) for entry in wanted}
     assert {name: ours.pop(name) for name in theirs} == theirs
     assert all(name.startswith("layers.1.") for name in ours)
 

@@ -10,14 +10,13 @@ import text_models
 
 from cspd_jax.networks.quantised import Quantised, expand, quantise, quantise_matrix
 
-CASES = [(8, 20, 0), (8, 20, 1), (4, 4, 0), (4, 8, 0), (4, 8, 1), (4, 32, 1)]
+CASES = [(8, 20, 0), (8, 20, 1), (4, 4, 0), (4, 8, 0), (4, 32, 1)]
 
 
 def random(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.quick("8-20-0", "8-20-1", "4-4-0", "4-8-0", "4-32-1")
 @pytest.mark.parametrize("bits,group,axis", CASES)
 def test_no_weight_is_off_by_more_than_half_a_scale(bits, group, axis):
     matrix = random(20, 20) * np.exp(random(20, seed=1))
@@ -39,16 +38,16 @@ def test_a_quantised_model_is_the_expanded_one(bits, tied):
     params = text_models.params(lm)
     small = quantise(params, bits, group=8)
     kept = {"scale", "bias"}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-        small, is_leaf=lambda x: isinstance(x, Quantised)
-    ):
-        assert isinstance(leaf, Quantised) == (path[-1].key not in kept)
+    is_leaf = lambda x: isinstance(x, Quantised)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(small, is_leaf=is_leaf):
+        assert is_leaf(leaf) == (path[-1].key not in kept)
     tokens = jnp.arange(12).reshape(2, 6) % 11
     forward = jax.jit(lm.forward)
+    found = forward(small, tokens)
     chex.assert_trees_all_close(
-        forward(small, tokens), forward(expand(small), tokens), rtol=1e-5, atol=1e-5
+        found, forward(expand(small), tokens), rtol=1e-5, atol=1e-5
     )
     positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
     cached, *_ = jax.jit(lm.apply)(small, tokens, positions, lm.empty_cache(2, 8))
-    chex.assert_trees_all_close(cached, forward(small, tokens), rtol=1e-4, atol=1e-4)
-    assert np.abs(forward(small, tokens) - forward(params, tokens)).max() > 1e-3
+    chex.assert_trees_all_close(cached, found, rtol=1e-4, atol=1e-4)
+    assert np.abs(found - forward(params, tokens)).max() > 1e-3

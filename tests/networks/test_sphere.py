@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import batch_of
+from recorded import Recorded
 
 from cspd_jax import generate, models
 from cspd_jax.converters import sphere as converter
@@ -34,11 +35,8 @@ def load(name):
     config = make_config(source, Options(heads=(HEADS[name],)))
     params = jax.tree.map(jnp.asarray, convert(source, config))
     recorded = np.load(GOLDEN / f"{name}_ar.npz")
-    return (
-        sphere.SphereModel(config),
-        params,
-        {key: jnp.asarray(recorded[key]) for key in recorded.files},
-    )
+    arrays = {key: jnp.asarray(recorded[key]) for key in recorded.files}
+    return sphere.SphereModel(config), params, arrays
 
 
 def close(ours, theirs, atol=4e-5):
@@ -46,10 +44,7 @@ def close(ours, theirs, atol=4e-5):
 
 
 def runs(name):
-    with np.load(GOLDEN / f"{name}_ar.npz") as recorded:
-        return sorted(
-            {key.split("/")[1] for key in recorded.files if key.startswith("gen/")}
-        )
+    return Recorded(GOLDEN, f"{name}_ar").under("gen/")
 
 
 @pytest.mark.slow
@@ -60,35 +55,29 @@ def test_whole_generations(name, run):
     """With the recorded noise; with linear guidance the unconditional half has a first
     token of its own."""
     model, params, recorded = load(name)
-    recorded = {
-        key[len(f"gen/{run}/") :]: a
-        for key, a in recorded.items()
-        if key.startswith(f"gen/{run}/")
-    }
-    steps, cfg, constant = (float(a) for a in recorded["settings"])
-    images = len(recorded["labels"])
+    at = f"gen/{run}/"
+    steps, cfg, constant = (float(a) for a in recorded[at + "settings"])
+    labels = recorded[at + "labels"]
+    images = len(labels)
     noise = np.zeros(
         (int(steps) + 2, 2 * images, model.seq_len, model.token_dim), np.float32
     )
     for i in range(model.seq_len):
-        first = recorded[f"pos{i:03d}/init_noise"]
-        rest = recorded[f"pos{i:03d}/step_noise"]
+        first = recorded[f"{at}pos{i:03d}/init_noise"]
+        rest = recorded[f"{at}pos{i:03d}/step_noise"]
         noise[-1, : len(first), i] = first
         noise[1:-1, : len(first), i] = rest[::-1]
     schedule = "constant" if constant else "linear"
     options = ImageOptions(
-        respacing=f"flow{int(steps)}", cfg=float(cfg), cfg_schedule=schedule
+        respacing=f"flow{int(steps)}", cfg=cfg, cfg_schedule=schedule
     )
     keys = jax.random.split(jax.random.key(0), images)
-    batch = batch_of(model, params, keys, recorded["labels"], options)
+    batch = batch_of(model, params, keys, labels, options)
     assert batch.recipe.separate_first == (cfg > 1 and not constant)
     noise = noise if batch.recipe.separate_first else noise[:, :images]
     out = dataclasses.replace(batch, noise=noise).generate()
-    close(
-        out.tokens,
-        recorded["latents"],
-        8e-4 if cfg > 3 else 2.5e-4 if cfg > 1 else 1e-4,
-    )
+    bound = 8e-4 if cfg > 3 else 2.5e-4 if cfg > 1 else 1e-4
+    close(out.tokens, recorded[at + "latents"], bound)
 
 
 @pytest.mark.slow
@@ -107,13 +96,12 @@ def test_training_loss_and_gradients(name):
     loss, gradient = jax.jit(jax.value_and_grad(objective))(params)
     close(loss, recorded["train/loss"][0], 1e-5)
     backbone = gradient["backbone"]
+    attention = backbone["layers_0"]["attention"]
     head = gradient["head"]
     for name, ours in {
         "proj_in.weight": backbone["proj_in"]["kernel"].T,
         "emb_norm.weight": backbone["emb_norm"]["scale"],
-        "layers.0.attention.wqkv.weight": backbone["layers_0"]["attention"]["wqkv"][
-            "kernel"
-        ].T,
+        "layers.0.attention.wqkv.weight": attention["wqkv"]["kernel"].T,
         "head.net.ada_ln_blocks.0.weight": head["ada_ln_blocks_0"]["kernel"].T,
         "head.net.final_layer.linear.weight": head["final_layer"]["linear"]["kernel"].T,
         "pos_for_diff.weight": backbone["pos_for_diff"]["embedding"],
@@ -124,9 +112,8 @@ def test_training_loss_and_gradients(name):
 @pytest.mark.quick("sphere-b")
 @pytest.mark.parametrize("name", sorted(SPHERE_PRESETS))
 def test_published_names(name):
-    keys = json.loads((GOLDEN / f"{name.replace('-', '_')}_keys.json").read_text())[
-        "keys"
-    ]
+    described = (GOLDEN / f"{name.replace('-', '_')}_keys.json").read_text()
+    keys = json.loads(described)["keys"]
     shapes = Shapes({key: tuple(shape) for key, shape in keys.items()})
     assert converter.make_config(shapes) == SPHERE_PRESETS[name]
     plan = converter.FORMAT.plan(SPHERE_PRESETS[name], shapes)

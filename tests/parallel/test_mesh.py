@@ -23,18 +23,15 @@ CASES = [(sizes, name) for sizes, names in MESHES.items() for name in names]
 def results(tmp_path_factory):
     """Made in a process that has eight devices, which checks bits and places too."""
     folder = tmp_path_factory.mktemp("mesh")
-    command = [
-        sys.executable,
-        str(pathlib.Path(__file__).parents[1] / "support/mesh_cases.py"),
-        str(folder),
-    ]
+    program = pathlib.Path(__file__).parents[1] / "support/mesh_cases.py"
+    command = [sys.executable, program, folder]
     environment = {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
-    subprocess.run(command, check=True, timeout=2400, env={**os.environ, **environment})
+    subprocess.run(command, check=True, timeout=2400, env=os.environ | environment)
     return json.loads((folder / "results.json").read_text())
 
 
@@ -58,13 +55,10 @@ def test_same_tokens_on_a_mesh(results, sizes, name):
 @pytest.mark.slow
 def test_some_drafts_are_accepted_and_the_comparison_can_fail(results):
     sizes = "data=4,model=2"
-    for name, what in (("trained", "chains"), ("text, google, model", "tested")):
-        spread = results[f"{name}; {sizes}"]
-        tested, accepted = (
-            spread["chains"]
-            if what == "chains"
-            else (spread["tested"], spread["accepted"])
-        )
+    name = "text, google, model"
+    spread = results[f"{name}; {sizes}"]
+    chains = results[f"trained; {sizes}"]["chains"]
+    for tested, accepted in (chains, (spread["tested"], spread["accepted"])):
         assert 0 < np.sum(accepted) < np.sum(tested)
     spread["tokens"][0][0] += 1
     with pytest.raises(AssertionError):
@@ -73,7 +67,6 @@ def test_some_drafts_are_accepted_and_the_comparison_can_fail(results):
 
 def test_heads_are_cut_only_if_their_number_can_be():
     config = text_models.CONFIG  # two heads of keys
-    assert partition("attention/k/kernel", (16, 8), 2, config) == PartitionSpec(
-        None, "model"
-    )
-    assert partition("attention/k/kernel", (16, 8), 4, config) == PartitionSpec("model")
+    of = lambda devices: partition("attention/k/kernel", (16, 8), devices, config)
+    assert of(2) == PartitionSpec(None, "model")
+    assert of(4) == PartitionSpec("model")

@@ -12,6 +12,7 @@ import sys
 import chex
 import numpy as np
 import pytest
+from test_trainer import logged
 
 pytestmark = pytest.mark.slow
 GENERATE = shlex.split(
@@ -42,7 +43,7 @@ def start(*arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment},
+        env=os.environ | environment,
     )
 
 
@@ -96,22 +97,11 @@ def test_train_and_go_on(tmp_path):
         (_, told, code), _ = both([*TRAIN, "--out", tmp_path / "two"])
         assert code == 0, told
         # As if they had been stopped after step 3.
-        for later in (
-            "checkpoints/6",
-            "model",
-        ):
+        for later in ("checkpoints/6", "model"):
             assert (tmp_path / "two" / later).exists()
             shutil.rmtree(tmp_path / "two" / later)
     alone(*TRAIN, "--out", tmp_path / "one")
-    one, two = (
-        np.array(
-            [
-                json.loads(line)["loss"]
-                for line in (folder / "metrics.jsonl").read_text().splitlines()
-            ]
-        )
-        for folder in (tmp_path / "one", tmp_path / "two")
-    )
+    one, two = (np.array(logged(tmp_path / name, "loss")) for name in ("one", "two"))
     chex.assert_shape(one, (6,))
     chex.assert_trees_all_close(two, one, rtol=1e-4)
 

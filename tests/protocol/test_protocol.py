@@ -32,41 +32,27 @@ def generate(way, seed):
 def settled(way, state):
     """Which tokens of a stream will not change any more."""
     if isinstance(way, ImageWay):
-        return np.any(np.asarray(state.tokens) != 0, axis=-1)
+        return np.any(state.tokens != 0, axis=-1)
     if isinstance(way, TextWay):
-        return (
-            np.arange(state.tokens.shape[1])
-            < np.asarray(state.info.trace.lengths)[:, None]
-        )
-    return np.asarray(state.tokens) != MASK
-
-
-def tokens_of(way, state):
-    return np.asarray(state.tokens)
+        return np.arange(state.tokens.shape[1]) < state.info.trace.lengths[:, None]
+    return state.tokens != MASK
 
 
 @each(quick=QUICK)
 def test_a_stream_ends_in_what_one_call_returns(way):
     """And no settled token changes on the way."""
-    whole = generate(way, 0)
-    states = list(way.family.stream(*way.request(0)))
+    whole = jax.device_get(generate(way, 0))
+    states = jax.device_get(list(way.family.stream(*way.request(0))))
     if isinstance(way, ImageWay):
-        chex.assert_trees_all_close(
-            tokens_of(way, states[-1]), np.asarray(whole[0]), atol=1e-5
-        )
+        chex.assert_trees_all_close(states[-1].tokens, whole.tokens, atol=1e-5)
         chex.assert_trees_all_equal(states[-1].info.made, whole.info.made)
     else:
         chex.assert_trees_all_equal(states[-1], whole)
     for before, after in itertools.pairwise(states):
         stay = settled(way, before)
-        chex.assert_trees_all_equal(
-            tokens_of(way, before)[stay], tokens_of(way, after)[stay]
-        )
+        chex.assert_trees_all_equal(before.tokens[stay], after.tokens[stay])
         assert np.all(settled(way, after) >= stay)
-    check_length_of_stream(way, states, whole[1])
-
-
-def check_length_of_stream(way, states, info):
+    info = whole.info
     if isinstance(way, TextWay):
         assert len(states) == info.calls["target"].sequential == info.rounds.max()
     elif not isinstance(way, ImageWay):
@@ -79,17 +65,12 @@ def test_a_row_does_not_depend_on_its_neighbours(way):
     reported."""
     seen = []
     for seed in range(3):
-        tokens, info = generate(way, seed)
-        # Which are of the whole batch.
-        of_rows = (
-            tokens,
-            dataclasses.replace(info, calls={}),
-        )
-        seen.append(jax.tree.map(lambda a: np.asarray(a)[FIXED], of_rows))
-        chex.assert_trees_all_equal(seen[-1], seen[0])
-    others = [
-        np.delete(np.asarray(generate(way, seed)[0]), FIXED, axis=0) for seed in (0, 1)
-    ]
+        tokens, info = jax.device_get(generate(way, seed))
+        # Calls are of the whole batch.
+        seen.append((tokens, dataclasses.replace(info, calls={})))
+        of_row = [jax.tree.map(lambda a: a[FIXED], made) for made in seen]
+        chex.assert_trees_all_equal(of_row[-1], of_row[0])
+    others = [np.delete(tokens, FIXED, axis=0) for tokens, _ in seen]
     assert np.any(others[0] != others[1])
 
 
@@ -152,50 +133,44 @@ def test_images_inside_a_caller_s_jit(way):
 @each(quick=("plain, chains", "text, block, model, adapted", "masked, ssd"))
 def test_counts_add_up(way):
     request = way.request(0)
-    (tokens, info) = generate(way, 0)
+    tokens, info = jax.device_get(generate(way, 0))
     check = {"image": check_image, "text": check_text, "masked": check_masked}
-    check[way.family.__name__.split(".")[-1]](way, request, np.asarray(tokens), info)
+    check[way.family.__name__.split(".")[-1]](way, request, tokens, info)
     assert info.exact == way.exact
 
 
 def check_image(way, request, tokens, info):
     _, model, _, method, options = request
     recipe = image.resolve(model, method, options, ROWS)
-    marks = np.asarray(info.trace.marks)
-    plain = method.name == "plain"
+    marks = info.trace.marks
     chex.assert_shape(tokens, (ROWS, way.network.seq_len, 2))
     chex.assert_tree_all_finite(tokens)
-    assert np.sum(info.tested) == np.sum(marks != 0) and np.sum(
-        info.accepted
-    ) == np.sum(marks > 0)
-    assert (np.sum(info.tested) > 0) != plain and np.all(
-        info.made == way.network.seq_len
-    )
+    assert np.sum(info.tested) == np.sum(marks != 0)
+    assert np.sum(info.accepted) == np.sum(marks > 0)
+    assert (np.sum(info.tested) > 0) != (method.name == "plain")
+    assert np.all(info.made == way.network.seq_len)
     assert np.all(info.trace.chain_accepted <= info.trace.chain_tested)
     assert np.any(info.trace.chain_tested > 0) == (recipe.chain is not None)
     assert np.all((info.rounds >= 1) & (info.rounds <= 2 * len(recipe.groups)))
     backbone = info.calls["backbone"]
     halves = 2 if recipe.guided else 1
-    assert (
-        backbone.sequential >= 1
-        and backbone.rows >= halves * ROWS * backbone.sequential
-    )
+    assert backbone.sequential >= 1
+    assert backbone.rows >= halves * ROWS * backbone.sequential
 
 
 def check_text(way, request, tokens, info):
     lengths = request[2].lengths
-    marks = np.asarray(info.trace.marks)
+    marks = info.trace.marks
     count = lambda *kinds: np.count_nonzero(np.isin(marks, kinds), axis=1)
     assert np.all(info.made == info.trace.lengths - lengths)
     assert np.all(count(ACCEPTED) == info.accepted.sum(axis=1))
     assert np.all(count(CORRECTED) == np.sum(info.tested - info.accepted, axis=1))
-    last = marks[np.arange(ROWS), np.asarray(info.trace.lengths) - 1]
-    stopped_in_draft = np.asarray(info.trace.stopped) & (last == ACCEPTED)
+    last = marks[np.arange(ROWS), info.trace.lengths - 1]
+    stopped_in_draft = info.trace.stopped & (last == ACCEPTED)
     assert np.all(count(CORRECTED, BONUS, PLAIN) + stopped_in_draft == info.rounds)
     for row, n in enumerate(lengths):
-        assert (
-            not marks[row, :n].any() and marks[row, n : info.trace.lengths[row]].all()
-        )
+        assert not marks[row, :n].any()
+        assert marks[row, n : info.trace.lengths[row]].all()
     drafter = samplers.DRAFTERS.get(way.drafter)
     drafts = 0 if drafter is None else drafter.drafts
     (passes, rows) = info.calls["target"]
@@ -205,10 +180,8 @@ def check_text(way, request, tokens, info):
         assert set(np.unique(marks)) == {0, PLAIN} and info.acceptance is None
         assert info.made.sum() == info.rounds.sum() and draft_passes == draft_rows == 0
         return
-    assert (
-        np.all(info.trace.drafted >= info.tested.sum(axis=1))
-        and 0.1 < info.acceptance < 0.9
-    )
+    assert np.all(info.trace.drafted >= info.tested.sum(axis=1))
+    assert 0.1 < info.acceptance < 0.9
     assert info.tested[:, 0].sum() == info.rounds.sum() - count(PLAIN).sum()
     for flags in (info.tested, info.accepted):
         assert np.all(np.diff(flags.sum(axis=0)) <= 0)
@@ -223,7 +196,7 @@ def check_masked(way, request, tokens, info):
     if way.method == "schedule":
         assert info.sequential == STEPS and rows == ROWS * STEPS
     else:
-        in_order = np.sort(np.asarray(info.trace.steps), axis=1)
+        in_order = np.sort(info.trace.steps, axis=1)
         assert way.threshold or np.all(in_order == np.arange(PLACES))
     if way.method != "ssd":
         assert info.acceptance is None and rows == ROWS * info.sequential

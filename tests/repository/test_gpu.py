@@ -1,6 +1,7 @@
 """What is measured on a GPU and counted without one: how it is replayed, and put onto
 the pages."""
 
+import importlib
 import json
 import re
 import types
@@ -17,15 +18,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture
 def gpu(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    import accepted
-    import cases
-    import gpu
-    import kernels
-    import pages
-
-    return types.SimpleNamespace(
-        accepted=accepted, cases=cases, gpu=gpu, pages=pages, kernels=kernels
-    )
+    names = ("accepted", "cases", "gpu", "kernels", "pages")
+    found = {name: importlib.import_module(name) for name in names}
+    return types.SimpleNamespace(**found)
 
 
 def test_the_pages_say_what_was_measured_and_counted(gpu):
@@ -126,11 +121,9 @@ def test_a_process_that_ends_costs_no_other_row(gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu.gpu.subprocess, "run", ends_once)
     run = gpu.gpu.Run(file, 1.0, False, "a device")
     gpu.gpu.measure_apart(run, gpu.gpu.FIRST)
-    assert (
-        len(asked) == 2
-        and "--but-ended" not in asked[0]
-        and asked[1][-1] == "--but-ended"
-    )
+    assert len(asked) == 2
+    assert "--but-ended" not in asked[0]
+    assert asked[1][-1] == "--but-ended"
     assert run.rows[0]["error"] == gpu.gpu.ENDED
 
 

@@ -12,7 +12,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,28 +90,24 @@ class Block(NamedTuple):
     code: str
     runs: bool
 
-    def commands(self) -> Iterator[list[str]]:
+    def commands(self):
         """Words of each command, without comments."""
         for line in self.code.replace("\\\n", " ").replace("&&", "\n").splitlines():
-            if (words := shlex.split(line, comments=True)) and not " ".join(
-                words
-            ).startswith(ELSEWHERE):
+            words = shlex.split(line, comments=True)
+            if words and not " ".join(words).startswith(ELSEWHERE):
                 yield words
 
 
-def words_of(page: Path) -> str:
+def words_of(page):
     text = page.read_text(encoding="utf-8")
     if page.suffix != ".ipynb":
         return text
     cells = json.loads(text)["cells"]
-    return "\n".join(
-        "".join(cell["source"]) + "\n"
-        for cell in cells
-        if cell["cell_type"] == "markdown"
-    )
+    told = ("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return "\n\n".join(told)
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page):
     found = FENCED.findall(words_of(page))
     return [
         Block(language, code, "not run:" not in before)
@@ -121,21 +116,15 @@ def blocks(page: Path) -> list[Block]:
 
 
 def test_every_file_that_the_docs_name_exists():
-    places = (
-        ROOT,
-        ROOT / "cspd_jax",
-        ROOT / "tests",
-        ROOT / "docs",
-        ROOT / "benchmarks",
-    )
+    inside = (ROOT / name for name in ("cspd_jax", "tests", "docs", "benchmarks"))
+    places = (ROOT, *inside)
     pattern = re.compile(
         r"`([\w.-]+/[\w./*-]+\.(?:py|md|json|txt|ipynb|toml))`|\]\(([\w./-]+)(?:#[\w-]+)?\)"
     )
     for page in PAGES:
         for named in pattern.findall(page.read_text(encoding="utf-8")):
-            assert any(
-                [*place.glob("".join(named))] for place in (page.parent, *places)
-            ), (page.name, named)
+            found = [[*p.glob("".join(named))] for p in (page.parent, *places)]
+            assert any(found), (page.name, named)
 
 
 def test_commands_are_understood():
@@ -155,7 +144,7 @@ def test_commands_are_understood():
 # What pages take for given: the names of files, and what makes them.
 
 
-def torch_checkpoint(path: Path, entries, **told) -> None:
+def torch_checkpoint(path, entries, **told):
     random = np.random.default_rng(0)
     tensors = {
         e.name: 0.1 * random.standard_normal(e.source_shape, np.float32)
@@ -164,15 +153,15 @@ def torch_checkpoint(path: Path, entries, **told) -> None:
     torch_writer.write(path, {"model": tensors, "args": argparse.Namespace(**told)})
 
 
-def mar_checkpoint(path: Path) -> None:
+def mar_checkpoint(path):
     heads = {"encoder_num_heads": 2, "decoder_num_heads": 2}
     torch_checkpoint(
         path, mar.FORMAT.wanted(tiny.LATENTS), **heads, patch_size=1, vae_stride=2
     )
 
 
-def language_model(config: dict):
-    def make(path: Path) -> None:
+def language_model(config):
+    def make(path):
         path.parent.mkdir(exist_ok=True)
         hf_folder.write(path, config)
         (path / "tokenizer.json").write_text(word_models.tokenizer(ids=hf_folder.V))
@@ -184,24 +173,23 @@ def language_model(config: dict):
     return make
 
 
-def gguf(path: Path) -> None:
+def gguf(path):
     pytest.importorskip("gguf")
     import gguf_file
 
     gguf_file.write(path, gguf_file.LLAMA, gguf_file.weights(gguf_file.LLAMA))
 
 
-def pictures(path: Path) -> None:
+def pictures(path):
     path.mkdir()
     for i, image in enumerate(inception_random.images(8)):
         Image.fromarray(image).save(path / f"{i}.png")
 
 
-def questions(path: Path) -> None:
+def questions(path):
     path.parent.mkdir(parents=True)
-    path.write_text(
-        "\n".join((ROOT / path.relative_to(Path.cwd())).read_text().splitlines()[:18])
-    )
+    whole = (ROOT / path.relative_to(Path.cwd())).read_text()
+    path.write_text("\n".join(whole.splitlines()[:18]))
 
 
 LLAMA = language_model(hf_folder.LLAMA | {"max_position_embeddings": 256})
@@ -245,7 +233,7 @@ GIVEN = {
 
 
 @pytest.fixture
-def small(tmp_path, monkeypatch) -> Path:
+def small(tmp_path, monkeypatch):
     """A folder to be in, in which every model is as narrow as the toy of its name in
     benchmarks/."""
     monkeypatch.chdir(tmp_path)
@@ -263,17 +251,17 @@ def small(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
     for name, run in presets.PRESETS.items():
-        fewer = (
-            {} if hasattr(run.model, "entering") else {"model": toy.narrow(run.model)}
-        )
-        fewer |= {"buckets": 1} if hasattr(run, "buckets") else {}
-        monkeypatch.setitem(
-            presets.PRESETS, name, dataclasses.replace(run, warmup=1, decay=1, **fewer)
-        )
+        fewer = {"warmup": 1, "decay": 1}
+        if not hasattr(run.model, "entering"):
+            fewer["model"] = toy.narrow(run.model)
+        if hasattr(run, "buckets"):
+            fewer["buckets"] = 1
+        shorter = dataclasses.replace(run, **fewer)
+        monkeypatch.setitem(presets.PRESETS, name, shorter)
     return tmp_path
 
 
-def run(words: list[str]) -> None:
+def run(words):
     assert words[0] == "cspd-jax", f"{words} is neither run nor marked so"
     words = words[1:]
     for beginning, flags in SMALLER.items():
@@ -291,7 +279,7 @@ def run(words: list[str]) -> None:
 def test_the_page_runs(page, small):
     for name, make in GIVEN.get(page.stem, {}).items():
         make(small / name)
-    names: dict = {"__name__": page.stem}
+    names = {"__name__": page.stem}
     for block in blocks(page):
         if block.runs and block.language == "python":
             code = block.code

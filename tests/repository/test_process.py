@@ -52,15 +52,10 @@ def test_generators_that_mix_rows_are_refused(folder, generator):
         np.asarray(together[1:]) != [jax.random.bits(key) for key in keys[1:]]
     ).all()
     for make in of_each_family(folder, keys[0], temperature=1.0):
-        with pytest.raises(
-            UserError,
-            match=f"of the generator {generator}, with which rows of a batch are not",
-        ):
+        with pytest.raises(UserError, match=f"of the generator {generator}, with"):
             make()
     with jax.default_prng_impl(generator):
-        with pytest.raises(
-            UserError, match=r"is uint32 \[4\], which is no key of threefry2x32"
-        ):
+        with pytest.raises(UserError, match=r"is uint32 \[4\], which is no key"):
             of_each_family(folder, jax.random.PRNGKey(0))[0]()
         assert seed_key(5) == jax.random.key(5, impl="threefry2x32")
 

@@ -7,14 +7,11 @@ A token is a name, a number, a string or a sign. Comments, docstrings, line ends
 indentation are free, and a long name costs what a short one does.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import json
 import sys
 import tokenize
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +63,7 @@ LAYOUT = {
 }
 
 
-def tokens_of(code: str) -> int:
+def tokens_of(code):
     """Counts the tokens of a module without its comments, docstrings and layout."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = set()
@@ -79,11 +76,11 @@ def tokens_of(code: str) -> int:
     )
 
 
-def words_of(page: str) -> int:
+def words_of(page):
     return len(page.split())
 
 
-def files(places: tuple[str, ...], base: Path, kind: str) -> list[Path]:
+def files(places, base, kind):
     found = []
     for place in places:
         path = base / place
@@ -91,11 +88,11 @@ def files(places: tuple[str, ...], base: Path, kind: str) -> list[Path]:
     return found
 
 
-def total(paths: list[Path], measure: Callable[[str], int]) -> int:
+def total(paths, measure):
     return sum(measure(path.read_text(encoding="utf-8")) for path in paths)
 
 
-def sizes() -> dict[str, tuple[int, int]]:
+def sizes():
     """Returns (size, ceiling) of each room in tokens, and of the pages in words."""
     found = {
         name: (total(files(places, ROOT / "cspd_jax", "py"), tokens_of), ceiling)
@@ -105,7 +102,7 @@ def sizes() -> dict[str, tuple[int, int]]:
     return found
 
 
-def allowed(recorded: int, ceiling: int) -> int:
+def allowed(recorded, ceiling):
     """Returns the largest size that passes: a room is free below its ceiling, and has a
     little room above what is recorded."""
     return max(ceiling, int(SLACK * recorded))
@@ -153,7 +150,7 @@ def test_every_file_of_the_package_is_in_a_room():
     assert not [path for path in package if path.resolve() not in counted]
 
 
-def main() -> None:
+def main():
     now = sizes()
     recorded = {}
     if RECORDED.exists():

@@ -11,8 +11,6 @@ import optax
 from chex import ArrayTree
 from tqdm import tqdm
 
-from cspd_jax.training.data.source import Source
-
 _TOGETHER = 256
 
 
@@ -29,11 +27,11 @@ class ClassifierConfig:
     features: the width of the last hidden layer.
     """
 
-    steps: int = 250
-    batch: int = 128
-    learning_rate: float = 2e-3
-    width: int = 24
-    features: int = 64
+    steps: int
+    batch: int
+    learning_rate: float
+    width: int
+    features: int
 
 
 class Network(nn.Module):
@@ -58,7 +56,7 @@ class Classifier(NamedTuple):
     network: Network
     params: ArrayTree
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
+    def __call__(self, images):
         """Maps uint8 images [N, H, W, C] to predicted labels [N]."""
         count = len(images)
         images = np.concatenate(
@@ -78,7 +76,7 @@ _apply = jax.jit(
 )
 
 
-def train(source: Source, config: ClassifierConfig) -> Classifier:
+def train(source, config):
     """Trains a classifier on batches of the `train` split. The result depends only on
     the data set and `config`."""
     network = Network(len(source.class_names), config)

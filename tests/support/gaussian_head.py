@@ -31,20 +31,16 @@ class GaussianData:
         return index
 
     def denoise(self, params, x, index):
-        abar = jnp.asarray(self.schedule.alphas_cumprod, x.dtype)[index][:, None]
+        s = self.schedule
+        at_index = lambda a: jnp.asarray(a, x.dtype)[index][:, None]
+        abar = at_index(s.alphas_cumprod)
         spread = abar * self.variance + 1 - abar
         eps = jnp.sqrt(1 - abar) * (x - jnp.sqrt(abar) * self.mean) / spread
-        beta, post = (
-            jnp.asarray(a, x.dtype)[index][:, None]
-            for a in (self.schedule.betas, self.schedule.posterior_variance)
-        )
         known = self.variance * (1 - abar) / spread  # variance of x_0 given x_t
-        c1 = jnp.asarray(self.schedule.posterior_mean_coef1, x.dtype)[index][:, None]
-        true = post + c1**2 * known
-        low = jnp.asarray(self.schedule.posterior_log_variance_clipped, x.dtype)[index][
-            :, None
-        ]
-        f = (jnp.log(true) - low) / (jnp.log(beta) - low)
+        c1 = at_index(s.posterior_mean_coef1)
+        true = at_index(s.posterior_variance) + c1**2 * known
+        low = at_index(s.posterior_log_variance_clipped)
+        f = (jnp.log(true) - low) / (jnp.log(at_index(s.betas)) - low)
         return jnp.concatenate([eps, jnp.broadcast_to(2 * f - 1, eps.shape)], axis=-1)
 
     def transitions(self, *, final_noise=True, temperature=1.0):
@@ -117,6 +113,5 @@ class GaussianFlow:
 def p_value(x, head, **kwargs):
     """Tests x [R, d] for independent coordinates of the head's closed-form law."""
     mean, variance = head.marginal(**kwargs)
-    return normals_p_value(
-        ((np.asarray(x, np.float64) - mean) / np.sqrt(variance))[:, None]
-    )
+    noise = (np.asarray(x, np.float64) - mean) / np.sqrt(variance)
+    return normals_p_value(noise[:, None])

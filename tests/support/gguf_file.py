@@ -4,9 +4,6 @@ Rows of queries and keys are exchanged as the format's published converter does 
 llama file the two dimensions that are rotated together lie side by side.
 """
 
-from pathlib import Path
-from typing import Any
-
 import gguf
 import hf_folder
 import numpy as np
@@ -38,7 +35,7 @@ LLAMA = {
 QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
 
-def weights(config: dict) -> dict[str, np.ndarray]:
+def weights(config):
     """Random tensors under Hugging Face's names, float16 numbers in float32."""
     return {
         name: array.astype(np.float16).astype(np.float32)
@@ -46,7 +43,7 @@ def weights(config: dict) -> dict[str, np.ndarray]:
     }
 
 
-def ordered(config: dict, name: str, array: np.ndarray) -> np.ndarray:
+def ordered(config, name, array):
     """A tensor with its rows in the order of the format."""
     heads = {"q_proj": H, "k_proj": KV}.get(name.split(".")[-2])
     if config["model_type"] != "llama" or heads is None:
@@ -55,7 +52,7 @@ def ordered(config: dict, name: str, array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
 
 
-def tokens() -> list[str]:
+def tokens():
     """256 characters that stand for bytes, what the merges make, special tokens, and
     unused ids."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -66,7 +63,7 @@ def tokens() -> list[str]:
     return [*bytes_, *made, *SPECIAL, *unused]
 
 
-def metadata(config: dict) -> dict[str, Any]:
+def metadata(config):
     """The entries of a model with this configuration, but for general.architecture."""
     a = config["model_type"]
     types = [1] * 260 + [3] * len(SPECIAL) + [5] * (V - 260 - len(SPECIAL))
@@ -92,13 +89,7 @@ def metadata(config: dict) -> dict[str, Any]:
     }
 
 
-def write(
-    path: Path,
-    config: dict,
-    tensors: dict[str, np.ndarray],
-    storage: str = "F32",
-    **changes: Any,
-) -> Path:
+def write(path, config, tensors, storage="F32", **changes):
     """A file with these tensors, the matrices stored as said; changes: metadata entries
     or tensors to add."""
     kind = gguf.GGMLQuantizationType[storage]

@@ -12,7 +12,7 @@ SEED = 20151205
 PUBLISHED = InceptionConfig()
 
 
-def weights(config: InceptionConfig = PUBLISHED) -> dict[str, np.ndarray]:
+def weights(config=PUBLISHED):
     """Random float32 tensors; each depends on its name and shape alone."""
     return {
         entry.name: _random(entry.name, entry.source_shape)
@@ -20,7 +20,7 @@ def weights(config: InceptionConfig = PUBLISHED) -> dict[str, np.ndarray]:
     }
 
 
-def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
+def _random(name, shape):
     rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
     if name.endswith("running_var"):
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
@@ -32,7 +32,7 @@ def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return rng.standard_normal(shape, np.float32) * np.float32(spread)
 
 
-def images(count: int = 2, height: int = 40, width: int = 56) -> np.ndarray:
+def images(count=2, height=40, width=56):
     """uint8 [N, H, W, 3]: waves of different lengths with noise."""
     rng = np.random.default_rng(SEED)
     y, x = np.mgrid[:height, :width]

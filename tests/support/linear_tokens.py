@@ -15,6 +15,10 @@ from cspd_jax.keys import Purpose, purpose_keys, row_keys
 from cspd_jax.models import ImageModel
 
 
+def alphas(spec, dtype):
+    return jnp.asarray(make_schedule(spec).alphas_cumprod, dtype)[:, None]
+
+
 @dataclasses.dataclass(frozen=True)
 class LinearTokens:
     """x_k = kappa (offset + pull * mean of the tokens before) + noise of variance V:
@@ -46,10 +50,8 @@ class LinearTokens:
 
     def context(self, params, tokens, order, n_known, class_embedding, rows, *, bucket):
         known = jnp.arange(self.seq_len) < n_known[:, None]
-        mean = (
-            jnp.sum(jnp.where(known[..., None], tokens, 0), axis=1)
-            / jnp.maximum(n_known, 1)[:, None]
-        )
+        total = jnp.sum(jnp.where(known[..., None], tokens, 0), axis=1)
+        mean = total / jnp.maximum(n_known, 1)[:, None]
         z = class_embedding * (self.offset + self.pull * mean)
         return jnp.broadcast_to(z[:, None], (*rows.shape, self.token_dim))
 
@@ -57,23 +59,17 @@ class LinearTokens:
         return jnp.arange(len(timesteps), dtype=jnp.float32)[:, None]
 
     def modulate(self, params, time, z):
-        index = jnp.broadcast_arrays(time[..., :1].astype(jnp.int32), z[..., :1])[0][
-            ..., 0
-        ]
-        z = z
+        index, _ = jnp.broadcast_arrays(time[..., 0].astype(jnp.int32), z[..., 0])
         return index, jnp.broadcast_to(z, (*index.shape, self.token_dim))
 
     def denoise(self, params, x, modulations):
         index, z = modulations
         out = self.head(0.0).denoise(params, x, index)
-        abar = jnp.asarray(make_schedule(self.spec).alphas_cumprod, x.dtype)[index][
-            :, None
-        ]
+        abar = alphas(self.spec, x.dtype)[index]
         spread = abar * self.variance + 1 - abar
         out = out.at[:, self.token_dim :].add(-self.narrower)
-        return out.at[:, : self.token_dim].add(
-            -jnp.sqrt((1 - abar) * abar) * z / spread
-        )
+        of_z = jnp.sqrt((1 - abar) * abar) * z / spread
+        return out.at[:, : self.token_dim].add(-of_z)
 
     def law(self, respacing, temperature=1.0):
         """Returns (kappa, V): a token is kappa * scale * z + noise of variance V,
@@ -93,14 +89,9 @@ class AnySchedule(LinearTokens):
 
     def denoise(self, params, x, modulations):
         timestep, z = modulations
-        abar = jnp.asarray(make_schedule("1000").alphas_cumprod, x.dtype)[timestep][
-            :, None
-        ]
-        eps = (
-            jnp.sqrt(1 - abar)
-            * (x - jnp.sqrt(abar) * z)
-            / (abar * self.variance + 1 - abar)
-        )
+        abar = alphas("1000", x.dtype)[timestep]
+        spread = abar * self.variance + 1 - abar
+        eps = jnp.sqrt(1 - abar) * (x - jnp.sqrt(abar) * z) / spread
         return jnp.concatenate([eps, jnp.full_like(eps, -1.0)], axis=-1)
 
     def law(self, respacing, temperature=1.0):
@@ -147,9 +138,8 @@ def noise_of(method, network, options, images, by=None):
     for group, scale, respacing in zip(groups, scales, recipe.respacings, strict=True):
         kappa, variance = network.law(by or respacing, recipe.temperature)
         seen = np.maximum(group.start, known)[:, None]
-        before = sums[np.arange(images), np.maximum(seen[:, 0] - 1, 0)] / np.maximum(
-            seen, 1
-        )
+        sum_before = sums[np.arange(images), np.maximum(seen[:, 0] - 1, 0)]
+        before = sum_before / np.maximum(seen, 1)
         z = network.offset + network.pull * np.where(seen > 0, before, 0)
         members = slice(group.start, group.start + group.size)
         guided = network.unconditional + (1 - network.unconditional) * scale

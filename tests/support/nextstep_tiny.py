@@ -14,7 +14,6 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import models
 from cspd_jax.image.options import Options
 from cspd_jax.image.prompts import with_prompts
 
@@ -24,14 +23,14 @@ CONFIG = DESCRIPTION["config"]
 RUNS = ("cfg1", "cfg3", "cfg3_linear_norm", "cfg3_repeat1", "cfg3_pos_norm_shift")
 
 
-def write(path: Path, config: dict = CONFIG) -> Path:
+def write(path, config=CONFIG):
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     shutil.copyfile(GOLDEN / "nextstep_tiny.safetensors", path / "model.safetensors")
     return path
 
 
-def with_tokenizer(folder: Path) -> Path:
+def with_tokenizer(folder):
     """Adds a tokenizer that knows the words red and x."""
     words = {"?": 0, "red": 5, "<|image_area|>": 86, "1*2": 7, "2*2": 7, "x": 92}
     vocabulary = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
@@ -53,54 +52,35 @@ def with_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def recorded() -> dict[str, np.ndarray]:
+def recorded():
     with np.load(GOLDEN / "nextstep_tiny.npz") as file:
         return dict(file)
 
 
-def with_config(model: models.ImageModel, **changes) -> models.ImageModel:
-    config = dataclasses.replace(model.config, **changes)
-    return dataclasses.replace(
-        model, network=dataclasses.replace(model.network, config=config)
-    )
-
-
-def spec(calls: float, shift: float) -> str:
-    return f"flow-calls{int(calls)}" + ("" if shift == 1 else f"-shift{shift:.1f}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A recorded generation of two images of 2 x 3 tokens, and what has to be asked to
-    repeat it."""
-
-    model: models.ImageModel
-    options: Options
-    noise: jnp.ndarray
-
-
-def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> Run:
+def run(model, arrays, name):
+    """Of a recorded generation of two images of 2 x 3 tokens: the model with its
+    prompts, the options and the noise that repeat it."""
     at = f"gen/{name}/"
     calls, cfg, _, shift, _, linear, norm, positions = arrays[at + "settings"]
     ids = [
         list(row[seen > 0])
         for row, seen in zip(arrays[at + "input_ids"], arrays[at + "attention_mask"])
     ]
-    model = with_config(model, positions=bool(positions))
+    config = dataclasses.replace(model.config, positions=bool(positions))
+    network = dataclasses.replace(model.network, config=config)
+    model = dataclasses.replace(model, network=network)
     model = with_prompts(model, ids[:2], ids[-1], grid=(2, 3), normalise=bool(norm))
     options = Options(
         num_iter=6,
-        respacing=spec(calls, shift),
+        respacing=f"flow-calls{int(calls)}-shift{shift:.1f}",
         cfg=float(cfg),
         cfg_schedule="linear" if linear else "constant",
     )
     of_tokens = arrays[at + "noise"]  # [L, N, images or 1, d], the initial noise first
-    of_tokens = np.broadcast_to(
-        of_tokens, (*of_tokens.shape[:2], 2, of_tokens.shape[3])
-    )
+    of_tokens = np.repeat(of_tokens, 2 // of_tokens.shape[2], axis=2)
     by_step = of_tokens.transpose(1, 2, 0, 3)
     noise = np.concatenate([np.zeros_like(by_step[:1]), by_step[:0:-1], by_step[:1]])
-    return Run(model, options, jnp.asarray(noise))
+    return model, options, jnp.asarray(noise)
 
 
 if __name__ == "__main__":

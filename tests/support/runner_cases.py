@@ -6,19 +6,15 @@ difference, tolerance).
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from batches import batch_of
-from recorded import GOLDEN, Case, Network, Recorded, difference, mismatch, network
+from recorded import GOLDEN, Recorded, difference, mismatch, network
 
-from cspd_jax.check import UserError
 from cspd_jax.diffusion.gaussian import Gaussian
-from cspd_jax.diffusion.schedule import respace
 from cspd_jax.image import Released, released
 from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
@@ -31,12 +27,12 @@ class Runner(Recorded):
     the file with "target" for "runner", unless a run has a `target_model`."""
 
     @property
-    def runs(self) -> list[str]:
+    def runs(self):
         return [
             run for run in self.under("") if f"{run}/call_model" in self.arrays.files
         ]
 
-    def blocks(self, run: str) -> list[str]:
+    def blocks(self, run):
         """Prefixes of the verifications, in order; with num_iter > L some are of
         nothing."""
         numbers = sorted(
@@ -44,42 +40,28 @@ class Runner(Recorded):
         )
         return [at for n in numbers if len(self[(at := f"{run}/verify{n}/") + "index"])]
 
-    def target(self, run: str) -> Network:
+    def target(self, run):
         named = f"{run}/target_model"
         recorded = bytes(self[named]).decode() if named in self.arrays.files else None
         return network(self.folder, recorded or self.name.replace("runner", "target"))
 
-    def draft(self, run: str) -> Network:
+    def draft(self, run):
         name = bytes(self[f"{run}/draft_model"]).decode()
         target = self.target(run)
         return target if name == "self" else network(self.folder, name, target)
 
-    def respacing(self, run: str) -> str:
-        """A spec that keeps exactly the recorded timesteps."""
+    def respacing(self, run):
+        """A spec that keeps exactly the recorded timesteps, in 1000 sections."""
         kept = self[f"{run}/timestep_map"]
-        every = ",".join("1" if t in kept else "0" for t in range(1000))
-        specs = (
-            f"ddim{len(kept)}",
-            f"{len(kept)}",
-            self.target(run).config.respacing,
-            every,
-        )
-        return next(spec for spec in specs if _keeps(spec, kept))
-
-
-def _keeps(spec: str, kept: np.ndarray) -> bool:
-    try:
-        return np.array_equal(respace(spec), kept)
-    except UserError:
-        return False
+        return ",".join("1" if t in kept else "0" for t in range(1000))
 
 
 @functools.cache
-def runner(folder: Path = GOLDEN, name: str = "cspd_runner") -> Runner:
+def runner(folder=GOLDEN, name="cspd_runner"):
     return Runner(folder, name)
 
 
-def runner_names(folder: Path) -> list[str]:
+def runner_names(folder):
     """The files in a folder that record runs of the speculative runner."""
     found = []
     for path in sorted(folder.glob("*.npz")):
@@ -89,7 +71,7 @@ def runner_names(folder: Path) -> list[str]:
     return found
 
 
-def run_settings(r: Runner, run: str) -> tuple[Options, Released]:
+def run_settings(r, run):
     """What `released.generate` is to be called with."""
     num_iter, gamma, prefill, cfg, constant, temperature, inner = (
         round(float(s), 6) for s in r[f"{run}/settings"]
@@ -105,32 +87,31 @@ def run_settings(r: Runner, run: str) -> tuple[Options, Released]:
     return options, Released(None, int(gamma), prefill, inner)
 
 
-def recorded_ends(
-    r: Runner, at: str, rows: int
-) -> tuple[released.ChainEnd, released.ChainEnd]:
+def recorded_ends(r, at, rows):
     """The recorded ends of target and draft, as a batch of one with `rows` tokens: [1,
     rows, d]."""
 
     def end(side):
-        mean, std, log_std = (
-            r[f"{at}{side}_{k}"] for k in ("mean", "std", "logstd_sum")
+        mean, log_std, log_var = (
+            np.pad(a, ((0, rows - len(a)), (0, 0)))[None]
+            for a in (
+                r[f"{at}{side}_mean"],
+                r[f"{at}{side}_logstd_sum"],
+                2 * np.log(r[f"{at}{side}_std"]),
+            )
         )
-        mean, log_std = (
-            np.pad(a, ((0, rows - len(a)), (0, 0)))[None] for a in (mean, log_std)
-        )
-        std = np.pad(std, ((0, rows - len(std)), (0, 0)), constant_values=1)[None]
-        return released.ChainEnd(Gaussian(mean, 2 * np.log(std)), log_std)
+        return released.ChainEnd(Gaussian(mean, log_var), log_std)
 
     return end("target"), end("draft")
 
 
-@functools.partial(jax.jit, static_argnames="max_tries")
-def _judged(p, q, real, inner, u, normals, uniforms, max_tries):
+@jax.jit
+def _judged(p, q, real, inner, u, normals, uniforms):
     """The test and the proposals on given ends and numbers."""
     accepted = real & (jnp.log(u) < released.log_acceptance_ratio(p, q, inner))
     draw = lambda k: (normals[k], uniforms[k])
     found = released.propose(
-        p, q, real, accepted, draw, max_resamples=max_tries, together=True
+        p, q, real, accepted, draw, max_resamples=MAX_TRIES, together=True
     )
     return (
         accepted,
@@ -139,30 +120,23 @@ def _judged(p, q, real, inner, u, normals, uniforms, max_tries):
     )
 
 
-def runner_units(r: Runner, max_tries: int = 100) -> Iterator[Case]:
+MAX_TRIES = 100
+
+
+def runner_units(r):
     """The test and the proposals alone, on recorded ends and numbers."""
     for at in [f"unit/{case}/" for case in r.under("unit/")]:
         count, dim = r[at + "out"].shape
         rows = -(-count // 32) * 32  # fewer shapes to compile
-        normals = np.zeros((max_tries, 1, rows, dim), np.float32)
-        uniforms = np.zeros((max_tries, 1, rows), np.float32)
-        tries = 0
-        if at + "resample_normal" in r.arrays.files:
-            tries = len(r[at + "resample_normal"])
-            normals[:tries, 0, :count] = r[at + "resample_normal"]
-            uniforms[:tries, 0, :count] = r[at + "resample_uniform"]
+        normals, uniforms = no_proposals(1, rows, dim)
+        tries = put_proposals(r, at, normals, uniforms, 0, slice(count))
         u = np.pad(r[at + "uniform"], (0, rows - count))[None]
         real = np.arange(rows)[None] < count
         inner = float(r[at + "inner"])
-        judged = _judged(
-            *recorded_ends(r, at, rows), real, inner, u, normals, uniforms, max_tries
-        )
+        judged = _judged(*recorded_ends(r, at, rows), real, inner, u, normals, uniforms)
         accepted, spent, out = map(np.asarray, judged)
-        yield (
-            at + "accepted",
-            float((accepted[0, :count] != r[at + "accepted"]).sum()),
-            0.0,
-        )
+        differing = np.sum(accepted[0, :count] != r[at + "accepted"])
+        yield at + "accepted", float(differing), 0.0
         yield at + "tries", abs(int(spent) - tries), 0.0
         yield at + "out", difference(out[0, :count], r[at + "out"]), 1e-5
 
@@ -182,10 +156,10 @@ class RecordedNumbers(released.Numbers):
     proposal_test: Any
     together: ClassVar[bool] = True
 
-    def of_test(self, positions: Any) -> Any:
+    def of_test(self, positions):
         return jnp.take_along_axis(self.test, positions, axis=1)
 
-    def of_try(self, positions: Any, dim: int, number: Any) -> Any:
+    def of_try(self, positions, dim, number):
         normal = self.proposal[number]
         return (
             jnp.take_along_axis(normal, positions[..., None], axis=1),
@@ -193,24 +167,36 @@ class RecordedNumbers(released.Numbers):
         )
 
 
-def run_draws(r: Runner, run: str, max_tries: int) -> tuple[np.ndarray, ...]:
+def run_draws(r, run):
     """The recorded uniforms and normals by position, as `RecordedNumbers` has them;
     zero where nothing was drawn."""
     images, length, dim = r[f"{run}/noise"].shape
     test = np.zeros((images, length), np.float32)
-    normals = np.zeros((max_tries, images, length, dim), np.float32)
-    uniforms = np.zeros((max_tries, images, length), np.float32)
+    normals, uniforms = no_proposals(images, length, dim)
     for at in r.blocks(run):
         row, position = r[at + "index"].T
         test[row, position] = r[at + "uniform"]
-        if at + "resample_normal" in r.arrays.files:
-            tries = len(r[at + "resample_normal"])
-            normals[:tries, row, position] = r[at + "resample_normal"]
-            uniforms[:tries, row, position] = r[at + "resample_uniform"]
+        put_proposals(r, at, normals, uniforms, row, position)
     return test, normals, uniforms
 
 
-def runner_generation(r: Runner, run: str) -> Iterator[Case]:
+def no_proposals(images, length, dim):
+    """Normals and uniforms of all tries, all of them zero."""
+    normals = np.zeros((MAX_TRIES, images, length, dim), np.float32)
+    return normals, np.zeros(normals.shape[:3], np.float32)
+
+
+def put_proposals(r, at, normals, uniforms, row, position):
+    """Puts the recorded proposals, if any, into their places; returns the tries."""
+    if at + "resample_normal" not in r.arrays.files:
+        return 0
+    tries = len(r[at + "resample_normal"])
+    normals[:tries, row, position] = r[at + "resample_normal"]
+    uniforms[:tries, row, position] = r[at + "resample_uniform"]
+    return tries
+
+
+def runner_generation(r, run):
     target = r.target(run)
     draft = r.draft(run)
     options, runner_options = run_settings(r, run)
@@ -228,22 +214,17 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
         order=jnp.asarray(r[f"{run}/orders"][..., ::-1]),
         noise=np.concatenate([inner, first[None]]),
     )
-    draws = RecordedNumbers(keys, *run_draws(r, run, runner_options.max_resamples))
+    draws = RecordedNumbers(keys, *run_draws(r, run))
     found, info = released.generate(batch, runner_options, draws)
     accepted = np.zeros(first.shape[:2], bool)
     zeros = 0
     for at in r.blocks(run):
         accepted[tuple(r[at + "index"].T)] = r[at + "accepted"]
         zeros += int((~np.any(r[at + "out"], axis=1)).sum())
-    calls = [
-        int(np.sum(r[f"{run}/call_model"][r[f"{run}/call_npred"] > 0] == model))
-        for model in (0, 1)
-    ]
-    yield (
-        f"{run}/accepted",
-        float(((np.asarray(info.trace.marks) > 0) != accepted).sum()),
-        0.0,
-    )
+    called = r[f"{run}/call_model"][r[f"{run}/call_npred"] > 0]
+    calls = [int(np.sum(called == model)) for model in (0, 1)]
+    differing = np.sum((np.asarray(info.trace.marks) > 0) != accepted)
+    yield f"{run}/accepted", float(differing), 0.0
     yield f"{run}/zeros", abs(int(info.truncated.sum()) - zeros), 0.0
     ours = [info.calls[name].sequential for name in ("backbone", "draft backbone")]
     yield f"{run}/total", mismatch(ours, calls), 0.0

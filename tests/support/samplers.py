@@ -50,9 +50,8 @@ def placed(kind, network, params, mesh):
     """A model with these parameters on a mesh, or on one device."""
     if mesh is None:
         return kind("tiny", network, jax.tree.map(jnp.asarray, params))
-    return kind(
-        "tiny", network, parallel.place(mesh, params, network.config), mesh=mesh
-    )
+    params = parallel.place(mesh, params, network.config)
+    return kind("tiny", network, params, mesh=mesh)
 
 
 def some_known(images, length=6, dim=2):
@@ -86,18 +85,16 @@ class ImageWay:
     exact: bool = True
     family = image
 
-    def settled(self, images: int, **more: Any) -> image.Options:
+    def settled(self, images, **more):
         options = {"num_iter": 6, **self.options, **more}
         if isinstance(options.get("cfg"), tuple):
             options["cfg"] = np.linspace(*options["cfg"], images)
         return image.Options(**options)
 
-    def asked(self, draft: ImageModel | None = None) -> image.Method:
+    def asked(self, draft=None):
         return self.method(draft or ImageModel("draft", self.draft, None))
 
-    def request(
-        self, seed: int, model=None, draft=None, images: int = ROWS, **more: Any
-    ) -> tuple:
+    def request(self, seed, model=None, draft=None, images=ROWS, **more):
         random = np.random.default_rng(seed)
         labels = random.integers(-1, 2, images)
         labels[FIXED] = 1
@@ -111,15 +108,15 @@ class ImageWay:
         return row_keys(seed, images), model, labels, self.asked(draft), options
 
 
-def itself(gamma: int = 3, **options: Any) -> Callable[[Any], image.Method]:
+def itself(gamma=3, **options):
     return lambda draft: SelfSpeculation(gamma, **options)
 
 
-def drafted(gamma: int = 3, **options: Any) -> Callable[[Any], image.Method]:
+def drafted(gamma=3, **options):
     return lambda draft: DraftSpeculation(draft, gamma=gamma, **options)
 
 
-def paper(gamma: int = 3, **criterion: Any) -> Callable[[Any], image.Method]:
+def paper(gamma=3, **criterion):
     return lambda draft: DraftSpeculation(
         draft, PaperCriterion(**{"sigma": False} | criterion), gamma
     )
@@ -207,7 +204,7 @@ class CountedDrafter(NamedTuple):
     method: Callable[..., Any] = text.Speculation
 
 
-def head_of(target: TextModel, near: TextModel) -> Any:
+def head_of(target, near):
     ids = np.arange(target.config.known_ids)[::-1]
     head = text_models.head(target.network, target.params, ids)
     return text.draft_from_states(head, target, confidence=0)
@@ -243,11 +240,12 @@ class TextWay:
     rule: str = "block"
     sampled: bool = True
     filtered: bool = False
-    options: tuple[tuple[str, Any], ...] = ()
+    how: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stop_ids: tuple[int, ...] = ()
     exact = True
     family = text
 
-    def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
+    def request(self, seed, mesh=None, rows=ROWS):
         random = np.random.default_rng(seed)
         (tokens, lengths) = text_models.prompts(rows, LONGEST, seed=seed)
         tokens[FIXED] = [5, 9, 2, 7, 0, 0]
@@ -265,20 +263,17 @@ class TextWay:
         options = {
             "max_new_tokens": new,
             "max_len": LONGEST + NEW,
-            "stop_ids": (),
+            "stop_ids": self.stop_ids,
             "temperature": temperature if self.sampled else 0.0,
         }
         if self.filtered:
             options |= {"top_k": 7, "top_p": 0.95}
-        how = dict(self.options)
-        of_options = {"exact_bits", "stop_ids"} & how.keys()
-        options |= {name: how.pop(name) for name in of_options}
         if self.drafter is None:
             method = text.Plain()
         else:
             of = DRAFTERS[self.drafter]
             draft = of.make(target, near)
-            method = of.method(draft, gamma, self.rule, max_gamma=MAX_GAMMA, **how)
+            method = of.method(draft, gamma, self.rule, max_gamma=MAX_GAMMA, **self.how)
         prompts = text.Prompts(tokens, lengths)
         return row_keys(seed, rows), target, prompts, method, text.Options(**options)
 
@@ -295,14 +290,13 @@ class MaskedWay:
     family = masked
 
     @property
-    def exact(self) -> bool:
+    def exact(self):
         return self.method != "schedule"
 
-    def request(self, seed: int, mesh=None, rows: int = ROWS) -> tuple:
+    def request(self, seed, mesh=None, rows=ROWS):
         random = np.random.default_rng(seed)
         tokens = random.integers(0, masked_models.MASK, (rows, LONGEST))
-        lengths = np.zeros(rows, int)
-        lengths[:] = random.integers(1, LONGEST + 1, rows)
+        lengths = random.integers(1, LONGEST + 1, rows)
         gamma = random.integers(1, MAX_GAMMA + 1, rows)
         tokens[FIXED] = [5, 9, 2, 7, 0, 0]
         lengths[FIXED] = 4
@@ -322,28 +316,22 @@ class MaskedWay:
             guidance=self.guidance,
             temperature=temperature if self.sampled else 0.0,
         )
-        model = placed(
-            TextModel, LM(config, jnp.float64), masked_models.params_of(config, 0), mesh
-        )
-        return (
-            row_keys(seed, rows),
-            model,
-            text.Prompts(tokens, lengths),
-            methods[self.method],
-            options,
-        )
+        params = masked_models.params_of(config, 0)
+        model = placed(TextModel, LM(config, jnp.float64), params, mesh)
+        asked = text.Prompts(tokens, lengths), methods[self.method], options
+        return row_keys(seed, rows), model, *asked
 
 
-ADAPTED = (("draft_cost", 0.1), ("confidence", 0.3), ("stop_ids", (4,)))
+ADAPTED = {"how": {"draft_cost": 0.1, "confidence": 0.3}, "stop_ids": (4,)}
 TEXT = {
     "text, plain, top-k, top-p": TextWay(filtered=True),
     "text, greedy, model": TextWay("model", sampled=False),
     "text, google, model": TextWay("model", "google"),
-    "text, block, model, adapted": TextWay("model", "block", options=ADAPTED),
-    "text, match, model, adapted": TextWay("model", "match", options=ADAPTED),
+    "text, block, model, adapted": TextWay("model", "block", **ADAPTED),
+    "text, match, model, adapted": TextWay("model", "match", **ADAPTED),
     "text, block, lookup": TextWay("lookup", "block"),
     "text, block, head": TextWay("head", "block"),
-    "text, tree": TextWay("tree", "tree", options=(("stop_ids", (4,)),)),
+    "text, tree": TextWay("tree", "tree", stop_ids=(4,)),
     "text, greedy, tree": TextWay("tree", "tree", sampled=False),
 }
 MASKED = {
@@ -359,11 +347,11 @@ MASKED = {
 WAYS = IMAGE | TEXT | MASKED
 
 
-def each(ways: Mapping[str, Any] = WAYS, quick: tuple[str, ...] = ()) -> Any:
+def each(ways=WAYS, quick=()):
     """Parametrises a test over rows of the table; all but the quick ones are slow."""
     rows = [pytest.param(way, id=name) for name, way in ways.items()]
 
-    def over_rows(test: Any) -> Any:
+    def over_rows(test):
         return pytest.mark.quick(*quick)(pytest.mark.parametrize("way", rows)(test))
 
     return over_rows

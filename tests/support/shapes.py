@@ -15,8 +15,6 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +27,7 @@ ARRAYS = (jax.Array, np.ndarray)
 SYMBOL = re.compile(r"[A-Za-z_]\w*'?")
 
 
-def shapes_in(doc: str | None) -> dict[str, tuple[str, ...]]:
+def shapes_in(doc):
     """Returns the shape of each name that a docstring gives one."""
     return {
         name: tuple(part.strip() for part in found["shape"].split(",") if part.strip())
@@ -38,7 +36,7 @@ def shapes_in(doc: str | None) -> dict[str, tuple[str, ...]]:
     }
 
 
-def value_of(dimension: str, known: Mapping[str, int]) -> int | None:
+def value_of(dimension, known):
     """Computes a dimension; None where one of its symbols is not known."""
     if dimension in known:
         return known[dimension]
@@ -49,7 +47,7 @@ def value_of(dimension: str, known: Mapping[str, int]) -> int | None:
     return sum(int(np.prod([int(n) for n in term])) for term in terms)
 
 
-def fits(dimension: str, size: int, known: dict[str, int]) -> bool:
+def fits(dimension, size, known):
     """Says whether a dimension may have a size; a symbol that is new gets it."""
     choices = dimension.split(" or ")
     if len(choices) > 1:
@@ -60,9 +58,9 @@ def fits(dimension: str, size: int, known: dict[str, int]) -> bool:
     return found in (size, None)
 
 
-def check(where: str, promised: Mapping[str, tuple[str, ...]], values: Any) -> None:
+def check(where, promised, values):
     """Raises an AssertionError for arrays that do not have the shape promised."""
-    known: dict[str, int] = {}
+    known = {}
     # Symbols that stand alone are bound before sums and products of them.
     composed = lambda item: sum(not SYMBOL.fullmatch(part) for part in item[1])
     for name, shape in sorted(promised.items(), key=composed):
@@ -81,14 +79,14 @@ def check(where: str, promised: Mapping[str, tuple[str, ...]], values: Any) -> N
             assert right, f"{where}: {name} is {array.shape} and not {shape}: {known}"
 
 
-def looking(make: Callable, doc: str, where: str, always: bool) -> Callable:
+def looking(make, doc, where, always):
     """Returns a function, or what makes a record, which looks at its arguments first;
     always, or where the package calls it."""
     promised = shapes_in(doc)
     signature = inspect.signature(make)
 
     @functools.wraps(make)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args, **kwargs):
         if always or sys._getframe(1).f_globals["__name__"].startswith("cspd_jax"):
             check(where, promised, signature.bind(*args, **kwargs).arguments)
         return make(*args, **kwargs)
@@ -96,7 +94,7 @@ def looking(make: Callable, doc: str, where: str, always: bool) -> Callable:
     return call
 
 
-def check_class(cls: type, where: str) -> None:
+def check_class(cls, where):
     """Checks what is promised of a record, where the package makes it by name, and of
     the methods of a class."""
     for name, method in list(vars(cls).items()):
@@ -108,7 +106,7 @@ def check_class(cls: type, where: str) -> None:
         setattr(cls, maker, made)
 
 
-def check_package() -> None:
+def check_package():
     """Checks from now on what the modules of the package that are imported promise."""
     modules = [module for module in sys.modules.values() if module is not None]
     replaced = {}

@@ -8,7 +8,7 @@ import sys
 import types
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import ml_dtypes
@@ -54,19 +54,19 @@ class _Storage(NamedTuple):
 _TORCH = {name: types.ModuleType(name) for name in ("torch", "torch._utils")}
 
 
-def _named(module: str, name: str) -> type:
+def _named(module, name):
     """What is pickled under this name of PyTorch's."""
     made = type(name, (), {"__module__": module})
     return _TORCH[module].__dict__.setdefault(name, made)
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, old: bool):
+    def __init__(self, file, old):
         super().__init__(file, 2)
-        self.storages: list[np.ndarray] = []
+        self.storages = []
         self.old = old
 
-    def persistent_id(self, value: Any) -> tuple | None:
+    def persistent_id(self, value):
         if not isinstance(value, _Storage):
             return None
         known = [i for i, array in enumerate(self.storages) if array is value.array]
@@ -77,35 +77,29 @@ class _Pickler(pickle.Pickler):
         reference = ("storage", _named("torch", kind), key, "cpu", value.array.size)
         return (*reference, None) if self.old else reference
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value):
         if isinstance(value, np.ndarray):
             value = np.array(value, order="C")
             strides = tuple(stride // value.itemsize for stride in value.strides)
             value = Tensor(value.ravel(), value.shape, strides)
         if isinstance(value, Tensor):
             storage, shape, strides, offset = value
-            value = (
-                _Storage(storage),
-                offset,
-                shape,
-                strides,
-                False,
-                collections.OrderedDict(),
-            )
-            return _named("torch._utils", "_rebuild_tensor_v2"), value
+            given = _Storage(storage), offset, shape, strides
+            hooks = False, collections.OrderedDict()
+            return _named("torch._utils", "_rebuild_tensor_v2"), (*given, *hooks)
         if isinstance(value, Call):
             return _named(value.module, value.name), value.arguments
         return NotImplemented
 
 
-def _pickled(tree: Any, old: bool = False) -> tuple[bytes, list[np.ndarray]]:
+def _pickled(tree, old=False):
     pickler = _Pickler(file := io.BytesIO(), old)
     with mock.patch.dict(sys.modules, _TORCH):
         pickler.dump(tree)
     return file.getvalue(), pickler.storages
 
 
-def write(path: Path, tree: Any, *, pickle: bytes | None = None) -> None:
+def write(path, tree, *, pickle=None):
     """Writes `tree` (or the given pickle) as torch.save does."""
     body, storages = _pickled(tree)
     with zipfile.ZipFile(path, "w") as archive:
@@ -116,7 +110,7 @@ def write(path: Path, tree: Any, *, pickle: bytes | None = None) -> None:
         archive.writestr("archive/version", b"3\n")
 
 
-def write_old(path: Path, tree: Any) -> None:
+def write_old(path, tree):
     """Writes `tree` as torch.save did before PyTorch 1.6."""
     body, storages = _pickled(tree, old=True)
     head = (

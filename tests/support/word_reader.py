@@ -7,10 +7,10 @@ import classifier as classifiers
 import numpy as np
 from equality import permuted_p_value
 
-from cspd_jax.training.data.source import Batch, Split, generator
+from cspd_jax.training.data.source import Batch, generator
 from cspd_jax.training.data.words import BLANK, CELL, LINES, Words, words
 
-READER = classifiers.ClassifierConfig(steps=1500, batch=512, width=16, features=64)
+READER = classifiers.ClassifierConfig(1500, 512, 2e-3, width=16, features=64)
 MISSPELT = -1
 
 
@@ -26,7 +26,7 @@ class Reading(NamedTuple):
     words: np.ndarray
 
     @property
-    def right(self) -> np.ndarray:
+    def right(self):
         """[N, lines] bool, whether each word is in the list of the picture's topic."""
         return self.words != MISSPELT
 
@@ -37,7 +37,7 @@ class Reader(NamedTuple):
     classify: classifiers.Classifier
     data: Words
 
-    def __call__(self, images: np.ndarray, labels: np.ndarray) -> Reading:
+    def __call__(self, images, labels):
         """Returns the text of uint8 images [N, H, W, 1] with the topics `labels`
         [N]."""
         found = np.array(list(self.data.letters))[
@@ -59,14 +59,12 @@ class Cells:
     """A `Source` of single cells, whose classes are the letters. The cells are cut from
     pages of random letters."""
 
-    def __init__(self, data: Words):
+    def __init__(self, data):
         self._data = data
         self.shape = (CELL, CELL, 1)
         self.class_names = tuple(data.letters)
 
-    def batch(
-        self, index: int, size: int, *, seed: int = 0, split: Split = "train"
-    ) -> Batch:
+    def batch(self, index, size, *, seed=0, split="train"):
         random = generator(seed, split, index, 1)
         pages = random.integers(
             len(self.class_names), size=(-(-size // LINES**2), LINES, LINES)
@@ -75,18 +73,18 @@ class Cells:
         return Batch(images[:size], pages.ravel()[:size].astype(np.int32))
 
 
-def to_cells(images: np.ndarray) -> np.ndarray:
+def to_cells(images):
     """Cuts the pages [B, H, W, 1] into cells [B LINES^2, CELL, CELL, 1]."""
     cells = images.reshape(-1, LINES, CELL, LINES, CELL, 1)
     return cells.transpose(0, 1, 3, 2, 4, 5).reshape(-1, CELL, CELL, 1)
 
 
-def make_reader(data: Words, settings=READER) -> Reader:
+def make_reader(data, settings=READER):
     """Trains a classifier of cells, and returns a reader of the pictures of `data`."""
     return Reader(classifiers.train(Cells(data), settings), data)
 
 
-def as_often_right(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
+def as_often_right(x, y, labels):
     """Returns the p-value of the hypothesis that words are right equally often in two
     sets of pictures. Whole pictures are permuted within their topics, so the lines of a
     picture may depend on one another.

@@ -13,17 +13,19 @@ MAX_LEN = 24
 MOST = 6
 
 
-def request(tokens, length, count, **options):
-    """Greedy, with no stop ids, unless options say otherwise."""
-    given = {
-        "keys": None,
-        "sampling": Sampling(),
-        "stop_ids": jnp.zeros(0, jnp.int32),
-        "confidence": None,
-    }
-    given |= {"max_gamma": MOST, "num_ids": 11, "needs_log_q": False} | options
+def request(tokens, length, count):
+    """Greedy, with no stop ids."""
     return DraftRequest(
-        *(jnp.asarray(a, jnp.int32) for a in (tokens, length, count)), **given
+        tokens,
+        length,
+        count,
+        keys=None,
+        sampling=Sampling(),
+        stop_ids=jnp.zeros(0, jnp.int32),
+        confidence=None,
+        max_gamma=MOST,
+        num_ids=11,
+        needs_log_q=False,
     )
 
 
@@ -32,10 +34,7 @@ def copied(text, longest, shortest, count):
     n = len(text)
     for size in range(longest, shortest - 1, -1):
         for start in range(n - size - 1, -1, -1):
-            if (
-                np.array_equal(text[start : start + size], text[n - size :])
-                and size <= n
-            ):
+            if np.array_equal(text[start : start + size], text[n - size :]):
                 out = list(text)
                 for _ in range(min(count, 2**size - 1)):
                     out.append(out[start + size + len(out) - n])

@@ -14,7 +14,7 @@ from cspd_jax import text
 MAX_LEN = 37
 
 
-def copies_in_loops(compiled: str, heads: int, dim: int) -> list[str]:
+def copies_in_loops(compiled, heads, dim):
     """The lines of a compiled program that copy a cache, but for those before its
     loops."""
     before_the_entry = compiled[: compiled.index("\nENTRY ")]
@@ -28,23 +28,17 @@ def copies_in_loops(compiled: str, heads: int, dim: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "rows, draft, packs",
-    [
-        (1, None, True),
-        pytest.param(2, None, True, marks=pytest.mark.slow),
-        (2, text.PromptLookup(), False),
-    ],
+    "rows, method",
+    [(1, text.Plain()), (2, text.Speculation(text.PromptLookup(), gamma=3))],
 )
-def test_no_pass_copies_a_cache(rows, draft, packs):
-    lm = dataclasses.replace(
-        text_models.model(dtype=jnp.float32, depth=2), by_outputs=packs
-    )
+def test_no_pass_copies_a_cache(rows, method):
+    lm = text_models.model(dtype=jnp.float32, depth=2)
+    lm = dataclasses.replace(lm, by_outputs=rows == 1)
     params = text_models.params(lm)
 
     def run(tokens, lengths):
         prompts = text.Prompts(tokens, lengths)
         options = text.Options(max_new_tokens=20, max_len=MAX_LEN)
-        method = text.Plain() if draft is None else text.Speculation(draft, gamma=3)
         return text.generate(None, (lm, params), prompts, method, options)
 
     tokens = jnp.ones((rows, 5), jnp.int32)

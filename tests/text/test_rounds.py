@@ -42,20 +42,19 @@ def drafter(kind):
         return text.draft_from_states(head, (lm, params), confidence=0)
     if kind == "other":  # has two ids fewer, and is padded in another way
         lm = text_models.model(9, padding=5)
-    distance = {"same": 0.0, "near": 0.25, "far": 1.0, "other": None}[kind]
-    return lm, text_models.params(lm, 1) if distance is None else text_models.near(
-        params, scale=distance
-    )
+        return lm, text_models.params(lm, 1)
+    return lm, text_models.near(params, scale={"same": 0.0, "near": 0.25}[kind])
 
 
-def generate(prompts, kind=None, key=None, **given):
+def by(kind, **how):
+    if kind is None:
+        return text.Plain()
+    return text.Speculation(drafter(kind), max_gamma=MAX_GAMMA, **how)
+
+
+def generate(prompts, method, key=None, **given):
     """With options that compile the same program as far as possible."""
-    names = ("gamma", "rule", "max_gamma", "draft_cost", "confidence")
-    how = {name: given.pop(name) for name in names if name in given}
     limits = {"max_new_tokens": NEW, "max_len": LONGEST + NEW, "stop_ids": ()}
-    method = text.Plain()
-    if kind is not None:
-        method = text.Speculation(drafter(kind), **{"max_gamma": MAX_GAMMA} | how)
     made = text.generate(key, target(), prompts, method, Options(**limits | given))
     return jax.device_get(made)  # what reads single rows of it compiles nothing
 
@@ -82,7 +81,7 @@ def test_greedy_is_plain_greedy(kind, batch):
     for seed in range(-(-40 // batch)):
         prompts, plain = expected(batch, seed)
         gamma = 1 + (np.arange(batch) + seed if seed % 2 else seed) % MAX_GAMMA
-        tokens, info = generate(prompts, kind, rule=RULES[seed % 3], gamma=gamma)
+        tokens, info = generate(prompts, by(kind, rule=RULES[seed % 3], gamma=gamma))
         chex.assert_trees_all_equal(tokens, plain)
         chex.assert_trees_all_equal(info.trace.lengths, prompts.lengths + NEW)
         seen.append(info)
@@ -98,12 +97,9 @@ def test_temperature_zero_of_some_rows():
     """A temperature of 0 among others goes through distributions and rule, and is
     greedy all the same."""
     prompts, plain = expected(8, 0)
-    sampled = {
-        "temperature": np.array([0, 1, 0, 2, 0, 1, 0, 1]),
-        "top_k": 9,
-        "top_p": 1.0,
-    }
-    tokens, _ = generate(prompts, "near", keys(8), rule="block", **sampled)
+    temperature = np.array([0, 1, 0, 2, 0, 1, 0, 1])
+    sampled = {"temperature": temperature, "top_k": 9, "top_p": 1.0}
+    tokens, _ = generate(prompts, by("near", rule="block"), keys(8), **sampled)
     chex.assert_trees_all_equal(tokens[::2], plain[::2])
     assert np.any(tokens[1::2] != plain[1::2], axis=1).sum() >= 3
 
@@ -125,7 +121,7 @@ def test_plain_sampling_draws_with_the_noise_of_each_position():
             )
 
     plain = text_models.decode(*target(), *prompts, NEW, choose)
-    tokens, info = generate(prompts, key=keys(8), **SAMPLED)
+    tokens, info = generate(prompts, text.Plain(), keys(8), **SAMPLED)
     chex.assert_trees_all_equal(tokens, plain)
     assert set(np.unique(info.trace.marks)) == {NONE, PLAIN}
 
@@ -136,10 +132,10 @@ def test_match_is_plain_sampling(kind):
     """Token by token, 160 prompts for each drafter, every gamma."""
     for seed in range(20):
         prompts = text_models.prompts(8, LONGEST, seed=seed)
-        plain, _ = generate(prompts, None, keys(8, seed), **SAMPLED)
         gamma = 1 + (np.arange(8) + seed) % 8
-        tokens, _ = generate(
-            prompts, kind, keys(8, seed), **SAMPLED, rule="match", gamma=gamma
+        plain, tokens = (
+            generate(prompts, method, keys(8, seed), **SAMPLED).tokens
+            for method in (text.Plain(), by(kind, rule="match", gamma=gamma))
         )
         chex.assert_trees_all_equal(tokens, plain)
 
@@ -150,11 +146,12 @@ def test_a_perfect_draft_is_always_accepted(rule):
     """Greedy, and for every rule; with "match" because the noise is shared. Also right
     after rounds whose drafts all stood, when the draft's cache lacks two tokens."""
     prompts = text_models.prompts(8, LONGEST)
-    options = {} if rule is None else {"rule": rule, "key": keys(8), **SAMPLED}
-    _, info = generate(prompts, "same", gamma=3, max_new_tokens=12, **options)
-    assert (
-        info.acceptance == 1 and not info.truncated.any() and np.all(info.rounds == 3)
-    )
+    options = {} if rule is None else {"key": keys(8), **SAMPLED}
+    method = by("same", gamma=3, rule=rule or "block")
+    _, info = generate(prompts, method, max_new_tokens=12, **options)
+    assert info.acceptance == 1
+    assert not info.truncated.any()
+    assert np.all(info.rounds == 3)
     for row, n in enumerate(prompts.lengths):
         assert (
             list(info.trace.marks[row, n : n + 12])
@@ -171,13 +168,13 @@ def test_rows_end_where_they_must(kind):
     limits = np.array([0, 1, 2, 3, 5, 8, NEW, NEW])
     max_len = LONGEST + 8
     for stop in range(0, 11, 2):
-        options = {} if kind is None else {"gamma": MAX_GAMMA - 1}
-        options |= {
-            "max_new_tokens": limits,
-            "stop_ids": (stop, stop + 1),
-            "max_len": max_len,
-        }
-        tokens, info = generate(prompts, kind, **options)
+        tokens, info = generate(
+            prompts,
+            by(kind, gamma=MAX_GAMMA - 1),
+            max_new_tokens=limits,
+            stop_ids=(stop, stop + 1),
+            max_len=max_len,
+        )
         assert tokens.shape == (8, max_len)
         ends = np.minimum(prompts.lengths + limits, max_len)
         for row, (start, end) in enumerate(zip(prompts.lengths, ends)):
@@ -193,14 +190,10 @@ def test_rows_end_where_they_must(kind):
 
 def test_nothing_is_drafted_without_confidence():
     prompts = text_models.prompts(8, LONGEST)
-    options = {"gamma": MAX_GAMMA, "draft_cost": 0.0}
     whole, some, none = (
-        generate(prompts, "near", confidence=limit, **options).info
+        generate(
+            prompts, by("near", gamma=MAX_GAMMA, draft_cost=0.0, confidence=limit)
+        ).info.trace.drafted.sum()
         for limit in (0.0, 0.6, 1.0)
     )
-    assert (
-        whole.trace.drafted.sum()
-        > some.trace.drafted.sum()
-        > none.trace.drafted.sum()
-        == 0
-    )
+    assert whole > some > none == 0

@@ -86,19 +86,17 @@ def index(texts):
 PROMPTS = Prompts(np.tile(PROMPT, (ROWS, 1)), np.full(ROWS, len(PROMPT)))
 
 
-def generate(rule, kind, sampling, widths=None, other=None, **given):
-    """By a drafter of some kind, in trees of these widths if there are any; or by
-    another drafter."""
-    used = drafter(kind) if other is None else other
-    how = {name: given.pop(name) for name in HOW if name in given}
-    method = text.Speculation(used, **{"gamma": 3, "rule": rule} | how)
-    if widths:
-        method = text.Tree(used, widths, rule)
-    options = Options(**{"max_new_tokens": NEW, **sampling._asdict()} | given)
+def speculation(rule, kind="near", **how):
+    return text.Speculation(drafter(kind), **{"gamma": 3, "rule": rule} | how)
+
+
+def tree(*widths, kind="near", rule="tree"):
+    return text.Tree(drafter(kind), widths, rule)
+
+
+def generate(method, sampling, **options):
+    options = Options(max_new_tokens=NEW, **sampling._asdict(), **options)
     return text.generate(jax.random.key(0), target(), PROMPTS, method, options)
-
-
-HOW = ("gamma", "max_gamma", "draft_cost", "confidence")
 
 
 def p_value(tokens, sampling, stop=None):
@@ -107,53 +105,59 @@ def p_value(tokens, sampling, stop=None):
     return counts_p_value(counts, distribution_of_texts(sampling, stop=stop))
 
 
-ADAPTED = {"draft_cost": 0.3}
+STOPS = {"stop_ids": (STOP,)}
 MIXED = {
     "gamma": np.arange(ROWS) % 3 + 1,
     "max_gamma": 3,
-    "stop_ids": (STOP,),
-    **ADAPTED,
+    "draft_cost": 0.3,
     "confidence": 0.5,
 }
-
-
 WAYS = {
-    "google": ("google", "near", SAMPLED, {}),
-    "deepmind": ("deepmind", "near", SAMPLED, {}),
-    "block": ("block", "near", SAMPLED, {}),
-    "match": ("match", "near", SAMPLED, {}),
-    "google, lookup, stop": ("google", "lookup", SAMPLED, {"stop_ids": (STOP,)}),
-    "block, fewer ids, adapted": ("block", "fewer ids", SAMPLED, ADAPTED),
-    "block, mixed": ("block", "near", OPEN, MIXED),
-    "google, head, mixed": ("google", "head", OPEN, MIXED),
-    "tree, stop": ("tree", "near", OPEN, {"widths": (3, 2), "stop_ids": (STOP,)}),
-    "tree, wider than what is left of q": ("tree", "near", SAMPLED, {"widths": (4, 1)}),
-    "tree, a chain": ("tree", "near", OPEN, {"widths": (1, 1, 1)}),
-    "tree, fewer ids": ("tree", "fewer ids", OPEN, {"widths": (3, 2)}),
+    "google": (speculation("google"), SAMPLED, {}),
+    "block": (speculation("block"), SAMPLED, {}),
+    "match": (speculation("match"), SAMPLED, {}),
+    "google, lookup, stop": (speculation("google", "lookup"), SAMPLED, STOPS),
+    "block, fewer ids, adapted": (
+        speculation("block", "fewer ids", draft_cost=0.3),
+        SAMPLED,
+        {},
+    ),
+    "block, mixed": (speculation("block", **MIXED), OPEN, STOPS),
+    "google, head, mixed": (speculation("google", "head", **MIXED), OPEN, STOPS),
+    "tree, stop": (tree(3, 2), OPEN, STOPS),
+    "tree, wider than what is left of q": (tree(4, 1), SAMPLED, {}),
+    "tree, a chain": (tree(1, 1, 1), OPEN, {}),
+    "tree, fewer ids": (tree(3, 2, kind="fewer ids"), OPEN, {}),
     # Nodes are given what it made of their parents; it lacks an id.
-    "tree, head": ("tree", "head", SAMPLED, {"widths": (3, 1)}),
+    "tree, head": (tree(3, 1, kind="head"), SAMPLED, {}),
 }
 
 
 @pytest.mark.quick("block, mixed", "tree, stop")
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_have_the_target_s_distribution(way):
-    rule, kind, sampling, options = WAYS[way]
-    tokens, info = generate(rule, kind, sampling, **options)
+    method, sampling, options = WAYS[way]
+    tokens, info = generate(method, sampling, **options)
     assert p_value(tokens, sampling, *options.get("stop_ids", ())) > FALSE_ALARM
     assert 0.2 < info.acceptance < 1 and not info.truncated.any()
+
+
+def draw(logits, keys, length):
+    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, logits.dtype)
+    return gumbel_max(logits, noise)
+
+
+def of_drafts(log_p, drafts):
+    """What stands at the ids of the drafts [B, G]."""
+    return jnp.take_along_axis(log_p, drafts.tokens[:, :, None], axis=2)[..., 0]
 
 
 def clamped_products(keys, length, log_p, drafts):
     """Products of clamped ratios, each against a uniform of its own; the last success
     counts."""
     most = drafts.tokens.shape[1]
-    pick = lambda log_p: jnp.take_along_axis(log_p, drafts.tokens[:, :, None], axis=2)[
-        ..., 0
-    ]
-    chance = jnp.cumprod(
-        jnp.minimum(1, jnp.exp(pick(log_p[:, :most]) - pick(drafts.log_q))), axis=1
-    )
+    ratio = of_drafts(log_p[:, :most], drafts) - of_drafts(drafts.log_q, drafts)
+    chance = jnp.cumprod(jnp.minimum(1, jnp.exp(ratio)), axis=1)
     u = jax.vmap(lambda key: uniform(key, (most,)))(
         round_keys(keys, Purpose.TEST, length)
     )
@@ -165,10 +169,8 @@ def clamped_products(keys, length, log_p, drafts):
     q = drafts.log_q[jnp.arange(len(tau)), jnp.minimum(tau, most - 1)]
     rest = residual_logits(p, jnp.where((tau < drafts.count)[:, None], q, -jnp.inf))
     rest = jnp.where(jnp.all(rest == -jnp.inf, axis=1, keepdims=True), p, rest)
-    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, p.dtype)
-    return Verdict(
-        tau.astype(jnp.int32), gumbel_max(rest, noise), jnp.zeros(tau.shape, bool)
-    )
+    token = draw(rest, keys, length)
+    return Verdict(tau.astype(jnp.int32), token, jnp.zeros(tau.shape, bool))
 
 
 def fresh_draw(keys, length, log_p, drafts):
@@ -176,8 +178,7 @@ def fresh_draw(keys, length, log_p, drafts):
     the residual."""
     verdict = RULES["google"](keys, length, log_p, drafts)
     p = log_p[jnp.arange(len(length)), verdict.tau]
-    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, p.dtype)
-    return verdict._replace(token=gumbel_max(p, noise))
+    return verdict._replace(token=draw(p, keys, length))
 
 
 def p_and_q_swapped(keys, length, log_p, drafts):
@@ -191,19 +192,16 @@ def one_too_many(keys, length, log_p, drafts):
     tau = jnp.minimum(
         RULES["google"](keys, length, log_p, drafts).tau + 1, drafts.count
     )
-    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, log_p.dtype)
-    token = gumbel_max(log_p[jnp.arange(len(tau)), tau], noise)
+    token = draw(log_p[jnp.arange(len(tau)), tau], keys, length)
     return Verdict(tau, token, jnp.zeros(tau.shape, bool))
 
 
 def residual_of_the_first_draft(keys, length, log_p, drafts):
     verdict = RULES["google"](keys, length, log_p, drafts)
     rest = residual_logits(log_p[:, 0], drafts.log_q[:, 0])
-    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, log_p.dtype)
+    token = draw(rest, keys, length)
     rejected = verdict.tau < drafts.count
-    return verdict._replace(
-        token=jnp.where(rejected, gumbel_max(rest, noise), verdict.token)
-    )
+    return verdict._replace(token=jnp.where(rejected, token, verdict.token))
 
 
 def one_number_for_all_tests(keys, length, log_p, drafts):
@@ -229,7 +227,8 @@ WRONG = (
 @pytest.mark.parametrize("rule", WRONG)
 def test_almost_right_rules_are_noticed(rule, monkeypatch):
     monkeypatch.setitem(RULES, rule.__name__, rule)
-    assert p_value(generate(rule.__name__, "near", OPEN).tokens, OPEN) <= FALSE_ALARM
+    tokens, _ = generate(speculation(rule.__name__), OPEN)
+    assert p_value(tokens, OPEN) <= FALSE_ALARM
 
 
 def with_replacement(u, log_p, log_q, drafts):
@@ -254,7 +253,7 @@ def fresh_draw_after_all(u, log_p, log_q, drafts):
 @pytest.mark.parametrize("rule", [with_replacement, fresh_draw_after_all])
 def test_almost_right_trees_are_noticed(rule, monkeypatch):
     monkeypatch.setitem(TREE_RULES, rule.__name__, rule)
-    tokens, _ = generate(rule.__name__, "near", OPEN, (3, 2), stop_ids=(STOP,))
+    tokens, _ = generate(tree(3, 2, rule=rule.__name__), OPEN, **STOPS)
     assert p_value(tokens, OPEN, STOP) <= FALSE_ALARM
 
 
@@ -263,24 +262,19 @@ class Discarding(ModelDrafter):
 
     def draft(self, params, cache, request):
         drafts, cache = super().draft(params, cache, request)
-        probability = jnp.exp(
-            jnp.take_along_axis(drafts.log_q, drafts.tokens[:, :, None], axis=2)[..., 0]
-        )
+        probability = jnp.exp(of_drafts(drafts.log_q, drafts))
         position = jnp.arange(request.max_gamma)
         low = (probability < 0.5) & (position < drafts.count[:, None])
-        first = jnp.min(jnp.where(low, position, request.max_gamma), axis=1)
-        return drafts._replace(
-            count=jnp.minimum(drafts.count, first.astype(jnp.int32))
-        ), cache
+        count = jnp.min(jnp.where(low, position, drafts.count[:, None]), axis=1)
+        return drafts._replace(count=count.astype(jnp.int32)), cache
 
 
 @pytest.mark.parametrize("rule", ["google", "block"])
 @pytest.mark.slow
 def test_a_draft_that_is_held_back_biases_the_text(rule):
     network, params = drafter("near")
-    tokens, _ = generate(
-        rule, "near", OPEN, other=Drafting(Discarding(network), params)
-    )
+    discarding = Drafting(Discarding(network), params)
+    tokens, _ = generate(text.Speculation(discarding, 3, rule), OPEN)
     assert p_value(tokens, OPEN) <= FALSE_ALARM
 
 
@@ -339,19 +333,18 @@ def test_a_tree_of_one_child_each_is_the_chain(float64):
     params = text_models.params(lm)
     target = (lm, params)
     head = text_models.head(lm, params, [9, 3, 5, 1, 7, 2, 10, 0], (0, 1, 2))
-    prompts = [[1, 5, 7], [3], [4, 9, 8, 2, 6], [6, 7]]
-    chain = text.draft_from_states(head, target, confidence=0)
+    prompts = [[1, 5, 7], [4, 9, 8, 2, 6], [6, 7]]
+    drafter = text.draft_from_states(head, target, confidence=0)
     options = text.Options(max_new_tokens=24, stop_ids=())
-    plain = text.generate(None, target, prompts, options=options)
-    method = text.Speculation(chain, gamma=3)
-    of_chain = text.generate(None, target, prompts, method, options)
-    accepted = []
-    for widths in ((1, 1, 1), (4, 2, 1)):
-        tree = text.Tree(chain, widths)
-        made = text.generate(None, target, prompts, tree, options)
-        chex.assert_trees_all_equal(made.tokens, plain.tokens)
-        accepted.append(made.info.accepted)
-    # A chain drafts nothing after one token.
-    longer = np.array([len(prompt) > 1 for prompt in prompts])
-    chex.assert_trees_all_equal(accepted[0][longer], of_chain.info.accepted[longer])
-    assert accepted[1].sum() > accepted[0].sum()
+    chain, narrow, wide = (
+        text.generate(None, target, prompts, method, options)
+        for method in (
+            text.Speculation(drafter, gamma=3),
+            text.Tree(drafter, (1, 1, 1)),
+            text.Tree(drafter, (4, 2, 1)),
+        )
+    )
+    chex.assert_trees_all_equal(narrow.tokens, chain.tokens)
+    chex.assert_trees_all_equal(narrow.info.accepted, chain.info.accepted)
+    chex.assert_trees_all_equal(wide.tokens, chain.tokens)
+    assert wide.info.accepted.sum() > narrow.info.accepted.sum()

@@ -33,10 +33,7 @@ def models(tmp_path_factory):
 
 def turns_of(make, models, *asked):
     """What is shown at each turn: (content, what it cost) of plain and of exact."""
-    turns = [
-        [(content, told), (other, its)]
-        for content, told, other, its in demo.told(make, models, *asked)
-    ]
+    turns = [(turn[:2], turn[2:]) for turn in demo.told(make, models, *asked)]
     assert len(turns) > 3
     return turns
 
@@ -58,19 +55,17 @@ def test_pictures_are_those_of_generate(models, method):
         zoom = len(picture) // len(made)
         # Another program rounds differently.
         assert np.max(np.abs(picture[::zoom, ::zoom, :1] - made)) <= 1
-        calls = tuple(int(info.calls[name].sequential) for name in ("backbone", "head"))
-        assert (
-            "{} calls of the backbone and {} of the head".format(*calls) in told
-            and "complete" in told
-        )
+        backbone, head = (info.calls[name].sequential for name in ("backbone", "head"))
+        assert f"{backbone} calls of the backbone and {head} of the head" in told
+        assert "complete" in told
 
 
 @pytest.mark.slow
-def test_texts_are_those_of_generate(models, temperature=0.8):
-    turns = turns_of(demo.make_text, models, BLOCK, SEED, PROMPT, NEW, temperature)
+def test_texts_are_those_of_generate(models):
+    turns = turns_of(demo.make_text, models, BLOCK, SEED, PROMPT, NEW, 0.8)
     tokenizer = models.reads[0]
     key = seed_key(SEED)
-    options = text.Options(max_new_tokens=NEW, temperature=temperature)
+    options = text.Options(max_new_tokens=NEW, temperature=0.8)
     prompts = [tokenizer.encode(PROMPT)]
     ways = (text.Plain(), text.Speculation(models.drafter))
     for way, (parts, told) in zip(ways, turns[-1]):
@@ -92,7 +87,5 @@ def test_masked_texts_are_those_of_generate(models):
             None, models.masked, [tokenizer.encode(PROMPT)], method, options
         )
         assert last[i][0] == [(PROMPT + tokenizer.decode(tokens[0].tolist()), None)]
-        assert (
-            f"{NEW} of {NEW} tokens, {info.sequential} passes" in last[i][1]
-            and "·" in first[i][0][0][0]
-        )
+        assert f"{NEW} of {NEW} tokens, {info.sequential} passes" in last[i][1]
+        assert "·" in first[i][0][0][0]

@@ -90,9 +90,7 @@ def test_statistics_come_back(tmp_path):
     fid.write_statistics(path, written)
     found, images = fid.open_reference(path)
     assert images is None and (found.images, found.network) == (17, "abc tf1")
-    chex.assert_trees_all_equal(
-        (found.pool, found.spatial), (written.pool, written.spatial)
-    )
+    chex.assert_trees_all_equal(found[:2], written[:2])
     # As ADM's batches.
     np.savez(path, mu=np.zeros(4), sigma=np.eye(4, dtype=np.float32), arr_0=pictures())
     found, images = fid.open_reference(path)
@@ -104,10 +102,9 @@ def network(made):
     return features.load_network(made / "inception")
 
 
-def evaluate(made, network, against, how="tf1"):
-    return fid.evaluate(open_images(made / "a.npz"), str(against), network, BATCH, how)[
-        0
-    ]
+def evaluate(made, network, against):
+    images = open_images(made / "a.npz")
+    return fid.evaluate(images, str(against), network, BATCH, "tf1")[0]
 
 
 @pytest.fixture(scope="module")
@@ -117,25 +114,15 @@ def report(made, network):
 
 @pytest.mark.slow
 def test_figures_are_those_of_their_definitions(made, network, report):
-    (pool, spatial, _, _), (other_pool, other_spatial, _, _) = (
-        map(
-            np.concatenate,
-            zip(*features.features(network, open_images(made / name), BATCH)),
-        )
-        for name in ("a.npz", "b.npz")
-    )
-    for name, ours, theirs in (
-        ("frechet", pool, other_pool),
-        ("spatial_frechet", spatial, other_spatial),
-    ):
-        assert report[name] == pytest.approx(
-            fid.distance(fid.fitted(ours), fid.fitted(theirs)), rel=1e-4
-        )
-    inside = fid.precision_recall(pool, other_pool)
-    assert (report["precision"], report["recall"]) == (
-        inside[0] / COUNT,
-        inside[1] / OTHERS,
-    )
+    of = lambda name: features.features(network, open_images(made / name), BATCH)
+    seen = [map(np.concatenate, zip(*of(name))) for name in ("a.npz", "b.npz")]
+    pools, spatials, *_ = zip(*seen)
+    for name, pair in (("frechet", pools), ("spatial_frechet", spatials)):
+        wanted = fid.distance(*map(fid.fitted, pair))
+        assert report[name] == pytest.approx(wanted, rel=1e-4)
+    inside, found = fid.precision_recall(*pools)
+    assert report["precision"] == inside / COUNT
+    assert report["recall"] == found / OTHERS
     assert report["images"] == COUNT and report["against"]["images"] == OTHERS
     assert "singular" in report["note"]
 
@@ -144,10 +131,8 @@ def test_only_the_published_weights_give_fid(made, network, report):
     pretended = network._replace(sha256=converter.PUBLISHED_SHA256)
     other = evaluate(made, pretended, made / "b.npz")
     assert not network.published and len(network.sha256) == 64 and "fid" not in report
-    assert (other["fid"], other["sfid"]) == (
-        report["frechet"],
-        report["spatial_frechet"],
-    )
+    assert other["fid"] == report["frechet"]
+    assert other["sfid"] == report["spatial_frechet"]
 
 
 @pytest.mark.slow

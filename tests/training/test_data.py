@@ -21,12 +21,12 @@ def same(a, b):
     return np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels)
 
 
-def fill(root, counts, side=20):
+def fill(root, counts):
     random = np.random.default_rng(0)
     for name, count in counts.items():
         (root / name).mkdir(parents=True)
         for i in range(count):
-            pixels = random.integers(0, 256, (side, side + i, 3), dtype=np.uint8)
+            pixels = random.integers(0, 256, (20, 20 + i, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / name / f"{i:03}.png")
 
 
@@ -46,9 +46,8 @@ def test_a_batch_depends_on_seed_split_and_index_only(source):
     assert not same(first, source.batch(4, 16, seed=1))
     assert not same(first, source.batch(3, 16, seed=2))
     assert not same(first, source.batch(3, 16, seed=1, split="held-out"))
-    assert (
-        first.images.shape == (16, *source.shape) and first.images.dtype == np.float32
-    )
+    assert first.images.shape == (16, *source.shape)
+    assert first.images.dtype == np.float32
     assert first.images.min() >= -1 and first.images.max() <= 1
     assert set(first.labels) <= set(range(len(source.class_names)))
 
@@ -75,9 +74,8 @@ def test_contents_are_what_the_pictures_show():
     data = Words()
     images, _, shows = data.batch(3, 4, seed=1)
     ink = to_cells(images).max(axis=(1, 2, 3)) > 0
-    assert shows.shape == (4, 64) and np.array_equal(
-        ink, shows.ravel() != data.letters.index(" ")
-    )
+    assert shows.shape == (4, 64)
+    assert np.array_equal(ink, shows.ravel() != data.letters.index(" "))
 
 
 def test_classes_are_folders_and_damaged_files_are_left_out(tmp_path, capsys):
@@ -87,14 +85,8 @@ def test_classes_are_folders_and_damaged_files_are_left_out(tmp_path, capsys):
     whole = (tmp_path / "10" / "001.png").read_bytes()
     (tmp_path / "9" / "cut.png").write_bytes(whole[: len(whole) // 2])
     names, files = list_images(str(tmp_path))
-    assert names == ("9", "10", "100") and [label for _, label in files] == [
-        0,
-        0,
-        0,
-        1,
-        1,
-        2,
-    ]
+    assert names == ("9", "10", "100")
+    assert [label for _, label in files] == [0, 0, 0, 1, 1, 2]
     folder = Folder(str(tmp_path), size=16, held_out=0)
     assert sorted(folder.batch(0, 4).labels) == [0, 1, 1, 2]
     assert capsys.readouterr().err.count("is left out") == 2

@@ -29,67 +29,53 @@ LAYERS = (0, 1, 2)
 PROMPTS = [[1, 3 + i % 40, 5] for i in range(32)]
 
 
-@functools.cache
-def params():
-    return text_models.params(TARGET, scale=0.5)
+PARAMS = text_models.params(TARGET, scale=0.5)
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     path = tmp_path_factory.mktemp("answers") / "answers.npz"
-    return answered((TARGET, params()), PROMPTS, LENGTH, 128, path, LAYERS)
+    return answered((TARGET, PARAMS), PROMPTS, LENGTH, 128, path, LAYERS)
 
 
 @pytest.mark.slow
 def test_answers_are_the_targets(answers):
     """Greedy rows are what `generate` makes, and what is kept gives the target's
     logits."""
-    made = answers
 
     @jax.jit
-    def known(tokens):
+    def known(tokens, hidden):
         at = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
         cache = TARGET.empty_cache(len(tokens), LENGTH)
-        logits, _, states = TARGET.apply(params(), tokens, at, cache, entering=LAYERS)
-        return logits, states, TARGET.logits(params(), made.hidden.astype(jnp.float32))
+        logits, _, states = TARGET.apply(PARAMS, tokens, at, cache, entering=LAYERS)
+        return logits, states, TARGET.logits(PARAMS, hidden)
 
-    logits, entering, kept = known(np.maximum(made.tokens, 0))
-    there = made.tokens >= 0
+    tokens = np.maximum(answers.tokens, 0)
+    logits, entering, kept = known(tokens, answers.hidden.astype(np.float32))
+    there = answers.tokens >= 0
     chex.assert_trees_all_close(kept[there], logits[there], atol=0.05)  # bfloat16
-    chex.assert_trees_all_close(
-        made.states[there].astype(np.float32), entering[there], rtol=0.01, atol=0.01
-    )
+    found = answers.states[there].astype(np.float32)
+    chex.assert_trees_all_close(found, entering[there], rtol=0.01, atol=0.01)
     total = np.log(np.exp(np.asarray(logits, np.float64)).sum(axis=-1))
-    asked = there & (np.arange(LENGTH) >= made.given[:, None] - 1)
-    chex.assert_trees_all_close(total[asked], made.total[asked], atol=1e-4)
+    asked = there & (np.arange(LENGTH) >= answers.given[:, None] - 1)
+    chex.assert_trees_all_close(total[asked], answers.total[asked], atol=1e-4)
     how = text.Options(max_new_tokens=LENGTH - 3)
-    tokens, info = text.generate(None, (TARGET, params()), PROMPTS, options=how)
-    greedy = {
-        tuple(row[:n].tolist())
-        for row, n in zip(np.asarray(tokens), info.trace.lengths)
-    }
-    rows = [tuple(row[row >= 0].tolist()) for row in made.tokens]
+    tokens, info = text.generate(None, (TARGET, PARAMS), PROMPTS, options=how)
+    ended = zip(np.asarray(tokens), info.trace.lengths)
+    greedy = {tuple(row[:n].tolist()) for row, n in ended}
+    rows = [tuple(row[row >= 0].tolist()) for row in answers.tokens]
     assert sum(row in greedy for row in rows) == 64 and len(set(rows)) > 80
     assert any(2 in row for row in rows)  # some end
 
 
-def learner(**changed):
-    config = presets.preset("text-states")
-    return dataclasses.replace(
-        config,
-        model=head_config(TARGET.config, OWN),
-        data=Texts(LENGTH),
-        dtype="float32",
-        **changed,
-    )
+HEAD = head_config(TARGET.config, OWN)
 
 
 @functools.cache
 def begun():
     ids = np.sort(np.random.default_rng(0).permutation(IDS)[:OWN])
-    config = learner()
-    network, own = text_models.head(TARGET, params(), ids, config.model.entering)
-    return network, own, states.given_by(TARGET.config, params(), ids)
+    network, own = text_models.head(TARGET, PARAMS, ids, HEAD.entering)
+    return network, own, states.given_by(TARGET.config, PARAMS, ids)
 
 
 def test_a_turn_is_a_draft_after_right_drafts(answers):
@@ -99,35 +85,32 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
     rows = answers.rows(slice(2))
     count = 3
     learned = {name: part for name, part in own.items() if name != "ids"}
-    by_turns = np.asarray(
-        jax.jit(lambda: states.turns(network, learned, given, rows, count))()
-    )
+    turns = jax.jit(lambda: states.turns(network, learned, given, rows, count))
+    by_turns = np.asarray(turns())
     whole = {**own, "embedding": given.embedding}
     following = jnp.maximum(jnp.roll(rows.tokens, -1, axis=1), 0)
     joined = network.joined(whole, rows.states.astype(jnp.float32))
 
     @jax.jit
     def drafted(known):
-        """Logits [count, B, V] with states up to place `known`."""
+        """Logits [B, count, V] with states up to place `known`."""
         cache = network.empty_cache(2, LENGTH)
         at = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
         at = jnp.where(at <= known, at, LENGTH)
         state, cache = network.apply(whole, following, joined, at, cache)
-        found = [network.logits(whole, state[:, known])]
-        state = state[:, known]
+        state = state[:, known, None]
+        found = [network.logits(whole, state)]
         for k in range(1, count):
             place = jnp.full((2, 1), known + k)
             token = jnp.take_along_axis(following, place, axis=1)
-            after, cache = network.apply(whole, token, state[:, None], place, cache)
-            found = [*found, network.logits(whole, after[:, 0])]
-            state = after[:, 0]
-        return jnp.stack(found)
+            state, cache = network.apply(whole, token, state, place, cache)
+            found.append(network.logits(whole, state))
+        return jnp.concatenate(found, axis=1)
 
     for known in (0, 4, 11):
-        for k, logits in enumerate(np.asarray(drafted(known))):
-            chex.assert_trees_all_close(
-                by_turns[k][:, known + k], logits, rtol=2e-4, atol=2e-4
-            )
+        turn = np.arange(count)
+        found = by_turns[turn, :, known + turn].swapaxes(0, 1)
+        chex.assert_trees_all_close(found, drafted(known), rtol=2e-4, atol=2e-4)
     assert np.abs(by_turns[0][:, 5] - by_turns[1][:, 5]).max() > 0.1
 
 
@@ -135,23 +118,21 @@ def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
     _, own, given = begun()
     rows = answers.rows(slice(8))
     log_p, there = map(np.asarray, jax.jit(states.wanted)(given, rows))
-    logits = text_models.logits(TARGET, params(), rows.tokens).astype(np.float64)
+    logits = text_models.logits(TARGET, PARAMS, rows.tokens).astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     # Place i is about the token at i + 2, which the target's logits at i + 1 are about.
-    whole = expected[:, 1:][..., own["ids"]]
-    chex.assert_trees_all_close(
-        log_p[:, :-1][there[:, :-1]], whole[there[:, :-1]], atol=0.1
+    whole = np.roll(expected, -1, axis=1)[..., own["ids"]]
+    chex.assert_trees_all_close(log_p[there], whole[there], atol=0.1)
+    places = np.arange(LENGTH - 2)
+    chex.assert_trees_all_equal(
+        there[:, :-2], (places >= 1) & (rows.tokens[:, 2:] >= 0)
     )
-    for row, tokens in zip(there, rows.tokens):
-        places = [
-            i for i in range(LENGTH) if 3 <= i + 2 < LENGTH and tokens[i + 2] >= 0
-        ]
-        assert np.flatnonzero(row).tolist() == places
+    assert not there[:, -2:].any()
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    return word_models.save(tmp_path_factory.mktemp("target"), params())
+    return word_models.save(tmp_path_factory.mktemp("target"), PARAMS)
 
 
 @pytest.fixture(scope="module")
@@ -170,16 +151,25 @@ def test_prompts_are_put_into_the_chat_template(target, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     for around in ("", "w1 $A", "$A w2", "w1 $A w2"):
         (tmp_path / "tokenizer.json").write_text(tokenizer(around))
-        assert prompt_ids(dataclasses.replace(model, folder=tmp_path), ["w7 w8"]) == [
-            [1, 7, 8, 5]
-        ]
+        asked = dataclasses.replace(model, folder=tmp_path), ["w7 w8"]
+        assert prompt_ids(*asked) == [[1, 7, 8, 5]]
 
 
 @pytest.mark.slow
 def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     """A run that was stopped ends like one that was not; its head drafts for the
     target, and greedy text is that of plain decoding."""
-    config = learner(steps=12, warmup=2, decay=10, log_every=1, checkpoint_every=6)
+    config = dataclasses.replace(
+        presets.preset("text-states"),
+        model=HEAD,
+        data=Texts(LENGTH),
+        dtype="float32",
+        steps=12,
+        warmup=2,
+        decay=10,
+        log_every=1,
+        checkpoint_every=6,
+    )
     monkeypatch.setitem(presets.PRESETS, "text-states", config)
     line = f"distill --states --target {target} --ids {OWN} --prompts {prompts}"
     line += " --samples 64 --out "

@@ -40,10 +40,8 @@ def test_passages_of_the_modules_in_their_order(tmp_path):
     (tmp_path / "broken.py").write_text("def f(:")
     (tmp_path / "m.py").write_text(SOURCE)
     found = {document.module: document.text for document in corpus.documents(tmp_path)}
-    assert (
-        list(found) == ["a.c", "b", "m"]
-        and found["b"] == "A docstring that is long enough, of b."
-    )
+    assert list(found) == ["a.c", "b", "m"]
+    assert found["b"] == "A docstring that is long enough, of b."
     assert corpus.passages(tmp_path / "m.py") == list(PASSAGES)
 
 
@@ -63,8 +61,7 @@ def test_streams_and_windows(monkeypatch):
     assert (stream == END_OF_TEXT).sum() == 4 and stream[0] == stream[-1] == END_OF_TEXT
     rows = np.concatenate([texts.batch(i, 50) for i in range(20)])
     windows = np.lib.stride_tricks.sliding_window_view(stream, 8)
-    assert rows.dtype == np.int32 and {tuple(r) for r in rows} == {
-        tuple(w) for w in windows
-    }
+    assert rows.dtype == np.int32
+    assert {tuple(row) for row in rows} == {tuple(row) for row in windows}
     chex.assert_trees_all_equal(texts.batch(3, 50), rows[150:200])
     assert not np.array_equal(texts.batch(3, 50, seed=1), rows[150:200])

@@ -14,8 +14,6 @@ import time
 from unittest import mock
 
 import chex
-import jax
-import jax.numpy as jnp
 import pytest
 from commands import run
 from training_run import TINY, trained
@@ -35,11 +33,8 @@ HERE = pathlib.Path(__file__).parents[1]
 
 def logged(out, name):
     path = out / "metrics.jsonl"
-    return (
-        [json.loads(line)[name] for line in path.read_text().splitlines()]
-        if path.exists()
-        else []
-    )
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)[name] for line in lines]
 
 
 def start(out, **environment):
@@ -51,7 +46,7 @@ def start(out, **environment):
     }
     return subprocess.Popen(
         [sys.executable, HERE / "support/training_run.py", out],
-        env={**os.environ, **environment},
+        env=os.environ | environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -151,11 +146,9 @@ def test_a_missing_package_is_said_before_anything_is_made(
 
 
 def test_learning_rate():
-    rate = jax.vmap(
-        learning_rate(dataclasses.replace(TINY, warmup=10, decay=20, steps=60))
-    )
-    found = rate(jnp.array([0, 9, 10, 40, 50, 60])) / TINY.learning_rate
-    chex.assert_trees_all_close(found, jnp.array([0.1, 1, 1, 1, 0.51, 0.02]), rtol=1e-5)
+    rate = learning_rate(dataclasses.replace(TINY, warmup=10, decay=20, steps=60))
+    found = [rate(step) / TINY.learning_rate for step in (0, 9, 10, 40, 50, 60)]
+    assert found == pytest.approx([0.1, 1, 1, 1, 0.51, 0.02], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)

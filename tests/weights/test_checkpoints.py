@@ -102,7 +102,5 @@ def test_folders_of_before_0_7(saved, params, dtype):
         checkpointer.save(saved / "params", args=ocp.args.PyTreeSave(narrow))
     same(weights.load(saved).params, narrow)
     shutil.rmtree(saved / "params" / "backbone.mask_token")
-    with pytest.raises(
-        UserError, match=r"do not fit the network: 1 missing \(backbone/mask_token\)"
-    ):
+    with pytest.raises(UserError, match=r"1 missing \(backbone/mask_token\)"):
         weights.load(saved)

@@ -33,14 +33,11 @@ def snapshot(tmp_path, monkeypatch):
             raise FileNotFoundError(f"{repository} has no {file}")
         return str(folder / file)
 
-    for name, fake in (
-        ("hf_hub_download", download),
-        ("snapshot_download", lambda *args, **kwargs: str(folder)),
-    ):
+    whole = lambda *args, **kwargs: str(folder)
+    for name, fake in (("hf_hub_download", download), ("snapshot_download", whole)):
         real = getattr(huggingface_hub, name)
-        monkeypatch.setattr(
-            huggingface_hub, name, mock.create_autospec(real, side_effect=fake)
-        )
+        signed = mock.create_autospec(real, side_effect=fake)
+        monkeypatch.setattr(huggingface_hub, name, signed)
     return folder
 
 
@@ -49,10 +46,8 @@ def test_convert_by_name(snapshot, capsys, monkeypatch):
     state = open_checkpoint(GOLDEN / "mar_tiny.pth")["model_ema"]
     file = snapshot / "mar-base.safetensors"
     save_file({name: np.array(tensor.numpy()) for name, tensor in state.items()}, file)
-    save_file(
-        {"net.transformer.weight": np.zeros((2, 2), np.float32)},
-        snapshot / "kl16.safetensors",
-    )
+    foreign = {"net.transformer.weight": np.zeros((2, 2), np.float32)}
+    save_file(foreign, snapshot / "kl16.safetensors")
     source = f"jadechoghari/mar@{COMMIT}/mar-base.safetensors"
     assert hub.fetch("mar-base") == (file, source)
     with monkeypatch.context() as patch:
@@ -63,16 +58,9 @@ def test_convert_by_name(snapshot, capsys, monkeypatch):
     assert description["source"] == source
     assert description["source_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert run("convert kl16 other") == 2
-    error = capsys.readouterr().err
-    assert (
-        "an S-VAE nor an Inception checkpoint; its tensors are: net.transformer.weight"
-        in error
-    )
+    assert "its tensors are: net.transformer.weight" in capsys.readouterr().err
     assert not Path("other").exists()
-    with pytest.raises(
-        UserError,
-        match=r"could not be fetched .*has no mar-huge\.safetensors.*; check the",
-    ):
+    with pytest.raises(UserError, match=r"not be fetched .*has no mar-huge\.safe"):
         hub.fetch("mar-huge")
 
 
