@@ -114,6 +114,7 @@ MIXED = {
 }
 WAYS = {
     "google": (speculation("google"), SAMPLED, {}),
+    "deepmind": (speculation("deepmind"), SAMPLED, {}),
     "block": (speculation("block"), SAMPLED, {}),
     "match": (speculation("match"), SAMPLED, {}),
     "google, lookup, stop": (speculation("google", "lookup"), SAMPLED, STOPS),
