@@ -111,7 +111,10 @@ def check_kind(what: str, value: object, *kinds: type) -> None:
     """Raises UserError unless `value` is an instance of one of the classes `kinds`, and
     its fields are right. The message begins with `what`, and says what to write."""
     if not isinstance(value, kinds):
-        names = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
+        names = " or ".join(
+            f"{'.'.join(kind.__module__.split('.')[:2])}.{kind.__name__}(...)"
+            for kind in kinds
+        )
         raise UserError(f"{what} {shown(value)}; write {names}")
     check_fields(value)
 

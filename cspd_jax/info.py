@@ -126,11 +126,15 @@ class Info:
         made = {name: int(calls.sequential) for name, calls in self.calls.items()}
         calls = ", ".join(f"{count} {name}" for name, count in made.items() if count)
         tested = int(np.sum(self.tested))
+        steps = int(np.sum(getattr(self.trace, "chain_tested", 0)))
         lines = [
             f"calls       {self.sequential} one after the other ({calls})",
             f"rounds      {_mean(self.rounds)} for a row of {_mean(self.made)} tokens",
             f"acceptance  {self.acceptance:.1%} of {tested} drafts"
             if tested
+            else f"acceptance  {np.sum(self.trace.chain_accepted) / steps:.1%} of"
+            f" {steps} drafted denoising steps"
+            if steps
             else "acceptance  no drafts",
             f"exact       {'yes' if self.exact else 'no'}: {self.why}",
         ]

@@ -37,8 +37,8 @@ def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
         "--model",
         default=default,
         metavar="MODEL",
-        help=f"{default}, a checkpoint folder (ours or Hugging Face's), or OWNER/NAME"
-        " on the hub",
+        help=f"{', '.join(hub.TEXT_DEFAULTS)}, a checkpoint folder (ours or Hugging"
+        f" Face's), or OWNER/NAME on the hub (default: {default})",
     )
     add_common(parser, "float64")
     add = functools.partial(parser.add_argument, action="append", default=[])

@@ -125,6 +125,8 @@ def resolve_drafter(drafter: DrafterLike) -> Drafting:
     becomes a `ModelDrafter`."""
     if drafter is None:
         raise UserError("nothing drafts; give a draft, or Plain() as the method")
+    if isinstance(drafter, type):
+        raise UserError(f"{drafter.__name__} is a class; write {drafter.__name__}(...)")
     if hasattr(drafter, "draft"):
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):

@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from chex import ArrayTree
@@ -207,7 +208,11 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
     if inputs.drafter is None:
         return no_drafts(len(state.length), inputs.max_gamma), state.drafter_state
     request = draft_request(inputs, state, draft_lengths(inputs, state))
-    return inputs.drafter.draft(inputs.drafter_params, state.drafter_state, request)
+    drafts, drafter_state = inputs.drafter.draft(
+        inputs.drafter_params, state.drafter_state, request
+    )
+    chex.assert_shape(drafts.tokens, (len(state.length), inputs.max_gamma))
+    return drafts, drafter_state
 
 
 def draft_request(

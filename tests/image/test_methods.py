@@ -44,9 +44,17 @@ def model(folder):
 @pytest.mark.parametrize(
     "method, options, said",
     [
-        ("plain", Options(), "the method is 'plain'; write Plain(...) or"),
+        (
+            "plain",
+            Options(),
+            "the method is 'plain'; write cspd_jax.image.Plain(...) or",
+        ),
         (SelfSpeculation, Options(), "the method is <class 'cspd_jax.image.methods"),
-        (Plain(), {"cfg": 2.0}, "the options are {'cfg': 2.0}; write Options(...)"),
+        (
+            Plain(),
+            {"cfg": 2.0},
+            "the options are {'cfg': 2.0}; write cspd_jax.image.Options(...)",
+        ),
         (Plain(), Options(denoise="speculatve"), "denoise is 'speculatve'"),
         (Plain(), Options(denoise=4), "denoise is 4; it must be one of plain, spec"),
         (Plain(), Options(cfg=np.array([np.nan])), "cfg is nan; it must be at least 0"),
@@ -56,8 +64,16 @@ def model(folder):
         (SelfSpeculation(128), Options(), "gamma is 128; it must be from 1 to 127"),
         (SelfSpeculation(prefill=2.0), Options(), "prefill is 2.0; it must be from 0"),
         (SelfSpeculation(2.5), Options(), "gamma is 2.5; it must be a whole number"),
-        (Plain(), Options(anneal="50:5"), "anneal is '50:5'; write Annealing(...)"),
-        (Plain(), Options(order="spread"), "order is 'spread'; write Spread(...) or"),
+        (
+            Plain(),
+            Options(anneal="50:5"),
+            "anneal is '50:5'; write cspd_jax.image.Annealing(...)",
+        ),
+        (
+            Plain(),
+            Options(order="spread"),
+            "order is 'spread'; write cspd_jax.image.Spread(...) or",
+        ),
         (DraftSpeculation("words"), Options(), "'words' is no ImageModel; cspd_jax.lo"),
     ],
 )
@@ -87,6 +103,7 @@ def test_texts_name_it_too(family, method, options, said):
         (lambda: text.generate(None, "text-default", [[1]]), "is no TextModel"),
         (lambda: as_prompts(["Return"]), "prompts are lists of ids"),
         (lambda: text.Speculation("lookup").drafting(), "'lookup' is no TextModel"),
+        (lambda: text.Speculation(text.PromptLookup).drafting(), "is a class; write"),
         (lambda: cspd_jax.generate(KEY, "words", [0]), "'words' is no ImageModel"),
         (lambda: cspd_jax.fastest(KEY, "words", [0]), "'words' is no ImageModel"),
     ],

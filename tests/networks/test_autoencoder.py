@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from recorded import GOLDEN, find, nhwc
 
-import cspd_jax
+from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.networks import autoencoder
 
 encode = jax.jit(autoencoder.encode, static_argnums=0)
@@ -21,8 +21,10 @@ def close(ours, recorded):
 @pytest.fixture(scope="module", params=["kl16_g16", "kl16_small"])
 def case(request):
     """(config, params, recorded arrays)."""
-    vae = cspd_jax.load(find(GOLDEN, f"{request.param}.ckpt"))
-    return vae.config, vae.params, np.load(GOLDEN / f"{request.param}.npz")
+    source = open_source(find(GOLDEN, f"{request.param}.ckpt"))
+    config = make_config(source)
+    params = jax.tree.map(jnp.asarray, convert(source, config))
+    return config, params, np.load(GOLDEN / f"{request.param}.npz")
 
 
 @pytest.mark.parametrize(
