@@ -105,7 +105,9 @@ class Tree:
     """
 
     draft: Model | Drafting = dataclasses.field(metadata=_UNREPORTED)
-    widths: Sequence[int] = option((3, 2, 1), "children of each node, by depth")
+    widths: Sequence[int] = option(
+        (3, 2, 1), "children of each node, by depth", within=(1, None)
+    )
     rule: str = option(
         "tree",
         "tree samples from the distribution of plain decoding",

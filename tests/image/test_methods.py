@@ -88,6 +88,7 @@ def test_what_is_no_method_or_no_choice_is_named(model, method, options, said):
     [
         (text, "block", {}, "the method is 'block'"),
         (text, text.Plain(), {"top_p": np.array([0.5, 7])}, "top_p is 7.0; .* 0 to 1"),
+        (text, text.Tree(None, (3, 0)), {}, "widths is 0; it must be at least 1"),
         (text, text.Speculation(None, rule="no"), {}, "rule is 'no'; .* google, deepm"),
         (masked, masked.Stepwise(), {"top_k": 0}, "top_k is 0; it must be at least 1"),
     ],
