@@ -23,7 +23,7 @@ FEWEST_ROWS = 8
 
 def only_cpus() -> bool:
     """Returns whether the machine has only CPUs. Then a program is traced in the form
-    for a CPU alone, which takes a third of the time."""
+    for a CPU alone, which takes half the time."""
     return all(device.platform == "cpu" for device in jax.devices())
 
 

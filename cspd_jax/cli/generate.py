@@ -97,7 +97,7 @@ def _fastest(request: Request, batch: int) -> Request:
     """Returns the request with the exact method that is the fastest on this machine."""
     progress(
         "measuring which exact method is fastest here, in about a minute; --method"
-        " plain does without"
+        " plain measures nothing"
     )
     unknown = dataclasses.replace(request.options, known=None)
     found = chosen(
@@ -109,7 +109,8 @@ def _fastest(request: Request, batch: int) -> Request:
 
 def _say_what_is_saved(request: Request, batch: int) -> None:
     """Makes the first images, two at most, by exact speculation and by the plain
-    sampler, in turns, and prints what is saved, even if it is not time."""
+    sampler, in turns, and prints how many calls and how much time this saves, or that
+    it takes longer."""
     options = dataclasses.replace(request.options, known=None)
     few = request._replace(what=request.what[: min(batch, 2)], options=options)
     made = compare(*_speculative(few), repeats=2)

@@ -9,7 +9,7 @@ The algorithms use a model only through the interface in `protocol`:
 - `sampler` is the plain sampler, and the reference for the other algorithms.
 - `chain` speculates along the denoising steps of a token.
 - `rounds` speculates over AR steps.
-- `coupled` speculates over AR steps, too, and keeps the drafts behind a rejected one.
+- `coupled` speculates over AR steps, too, and keeps the drafts after a rejected one.
 - `paper` is the published criterion, and `released` the published runner; both are
   lossy.
 - `lossy` has lossy shortcuts of the plain sampler.

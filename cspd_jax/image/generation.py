@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from types import NoneType
 from typing import Any
 
 import jax
@@ -64,8 +63,7 @@ def resolve(
         check_kind("anneal is", options.anneal, Annealing)
     if options.order is not None:
         check_kind("order is", options.order, Spread, Checkerboard, Order)
-    for one in (model, method.draft):
-        check_model(one, ImageModel, NoneType)
+    check_model(model, ImageModel)
     _check(model, method, options, images)
     network = model.network
     length = network.seq_len
@@ -146,6 +144,7 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
     draft = method.draft
     noise = method.needs_final_noise
     if draft is not None:
+        check_model(draft, ImageModel)
         check_draft(model.config, draft.config)
         alike = draft.config.respacing == model.config.respacing
         if options.respacing is None and not alike:
@@ -315,8 +314,7 @@ def _joined(parts: list[Generated], count: int) -> Generated:
 
 def as_labels(model: ImageModel, labels: Labels | None) -> np.ndarray:
     """Returns the labels, numbers or names of classes, as class numbers, int32 [N].
-    Raises a UserError for a class
-    that the model does not have."""
+    Raises a UserError for a class that the model does not have."""
     if labels is None:
         raise UserError(
             "say what to make: give labels, or prompts where the model takes them"

@@ -73,8 +73,8 @@ class Options:
     )
     anneal: Annealing | None = option(
         None,
-        "lossy: denoising steps fall along the AR steps (DiSA), as 50:5 (in Python"
-        " `image.Annealing(50, 5)`) says",
+        "lossy: denoising steps fall along the AR steps (DiSA); 50:5, in Python"
+        " `image.Annealing(50, 5)`, is from 50 to 5",
     )
     order: Order | None = option(
         None,

@@ -5,7 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import text_models
 
+from cspd_jax import text
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import DraftRequest, PromptLookup, Prompts
 
@@ -65,3 +67,18 @@ def test_prompt_lookup(longest, shortest):
         assert drafts.tokens[row, : len(expected)].tolist() == expected
         without += count[row] > 0 and not expected
     assert 10 < without < 400
+
+
+class OneShort(PromptLookup):
+    """Returns one draft fewer than its counts say."""
+
+    def draft(self, params, state, request):
+        drafts, state = super().draft(params, state, request)
+        return drafts._replace(tokens=drafts.tokens[:, 1:]), state
+
+
+def test_drafts_have_the_shape_that_was_asked_for():
+    model = text_models.model()
+    pair = model, text_models.params(model)
+    with pytest.raises(AssertionError, match="shape"):
+        text.generate(None, pair, [[3, 5, 7]], text.Speculation(OneShort()))
