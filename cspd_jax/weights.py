@@ -3,8 +3,7 @@
 
 A folder is written under another name and then renamed, so that a folder with its final
 name is always complete. The kind of a checkpoint determines the class of its
-configuration and its network. Before 0.7 the parameters were written by Orbax, each as
-a Zarr array in the folder `params/`. Such checkpoints can still be read.
+configuration and its network.
 """
 
 from __future__ import annotations
@@ -253,12 +252,6 @@ class _Stored(NamedTuple):
 def _stored(path: Path) -> dict[str, _Stored]:
     """Returns the parameters of a checkpoint by their paths in the tree. This reads no
     numbers yet."""
-    if not (path / FILE).is_file():
-        return {
-            folder.name.replace(".", "/"): _zarr_array(folder)
-            for folder in (path / "params").iterdir()
-            if folder.is_dir()
-        }
     try:
         file = safetensors.safe_open(path / FILE, framework="np")
     except safetensors.SafetensorError as error:
@@ -270,15 +263,6 @@ def _stored(path: Path) -> dict[str, _Stored]:
         name: _Stored(tuple(found.get_shape()), found.__getitem__)
         for name, found in slices.items()
     }
-
-
-def _zarr_array(folder: Path) -> _Stored:
-    import tensorstore
-
-    array = tensorstore.open(
-        {"driver": "zarr", "kvstore": {"driver": "file", "path": str(folder)}}
-    ).result()
-    return _Stored(tuple(array.shape), lambda index: array[index].read().result())
 
 
 def _wanted(

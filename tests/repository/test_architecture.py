@@ -151,7 +151,6 @@ OPTIONAL = {
     "jinja2",
     "matplotlib",
     "scipy",
-    "tensorstore",  # of a dependency; for folders of version 0.6
     "tokenizers",
 }
 

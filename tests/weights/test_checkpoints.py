@@ -2,14 +2,12 @@
 refused."""
 
 import os
-import shutil
 
 import chex
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import tiny
 from safetensors.numpy import load_file, save_file
@@ -90,17 +88,4 @@ def test_wrong_values_on_disk(saved, spoilt, said):
     arrays = load_file(saved / weights.FILE)
     save_file(arrays | {name: spoilt(arrays[name])}, saved / weights.FILE)
     with pytest.raises(UserError, match=f"parameter {name} {said}"):
-        weights.load(saved)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_folders_of_before_0_7(saved, params, dtype):
-    """Orbax wrote one Zarr array for each parameter."""
-    narrow = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    (saved / weights.FILE).unlink()
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-        checkpointer.save(saved / "params", args=ocp.args.PyTreeSave(narrow))
-    same(weights.load(saved).params, narrow)
-    shutil.rmtree(saved / "params" / "backbone.mask_token")
-    with pytest.raises(UserError, match=r"1 missing \(backbone/mask_token\)"):
         weights.load(saved)
