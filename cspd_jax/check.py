@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 # The most ids by which two vocabularies of one tokenizer may differ. Published models
@@ -137,9 +138,11 @@ def check_fields(of: Any) -> None:
         within = field.metadata.get("within")
         if within and value is not None and not isinstance(value, jax.core.Tracer):
             numbers = np.asarray(value)
-            if "float" not in str(field.type) and numbers.dtype.kind not in "iu":
+            whole = "float" not in str(field.type)
+            if not jnp.issubdtype(numbers.dtype, jnp.integer if whole else jnp.number):
                 raise UserError(
-                    f"{field.name} is {shown(value)}; it must be a whole number"
+                    f"{field.name} is {shown(value)}; it must be"
+                    f" a {'whole ' * whole}number"
                 )
             _check_range(field.name, numbers, *within)
 

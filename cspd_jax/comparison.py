@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from cspd_jax import image, masked, text
-from cspd_jax.check import UserError
+from cspd_jax.check import UserError, shown
 from cspd_jax.image.generation import make
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.info import Generated
@@ -143,6 +143,8 @@ def fastest(
     own = None if key is None else independent_key(key)
     plain = Request(key, model, what, _reference(family), options)
     methods = methods or _usual(family, plain)
+    if not isinstance(methods, Sequence):
+        raise UserError(f"the methods are {shown(methods)}; write a list of them")
     for method in methods:
         prepared = family.prepare(*plain._replace(method=method))
         lossy = isinstance(method, masked.Schedule)

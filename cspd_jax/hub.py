@@ -92,7 +92,7 @@ def load(
     """
     name = os.fspath(name_or_path)
     dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
-    there = _locate(name)
+    there = locate(name)
     path, origin = fetch(name) if there is None else (there, there.name)
     found, source = _outline(path, there is None or _is_published(path))
     _check_kind(found.kind, of, name)
@@ -116,7 +116,7 @@ def describe(name_or_path: str | os.PathLike) -> Any:
     """Returns the model with None as its parameters, so that a request can be checked
     against it. Nothing is downloaded."""
     name = os.fspath(name_or_path)
-    path = _locate(name)
+    path = locate(name)
     if path is not None:
         found, _ = _outline(path, _is_published(path))
     elif name in MAR_PRESETS:
@@ -144,7 +144,7 @@ def shipped_folder(name: str) -> Path | None:
     return None if folder is None else SHIPPED / folder
 
 
-def _locate(name: str) -> Path | None:
+def locate(name: str) -> Path | None:
     """Returns the folder that a name stands for; None for a name that is downloaded.
     Raises UserError for any other name."""
     if (shipped := shipped_folder(name)) is not None or os.path.exists(name):
@@ -157,10 +157,11 @@ def _locate(name: str) -> Path | None:
             weights.read_description(run)  # raises: the run may not have ended
         raise UserError(f"{name} does not exist")
     every = (*DEFAULTS, *TEXT_DEFAULTS, *FILES)
-    near = difflib.get_close_matches(name, every) or every
+    near = difflib.get_close_matches(name, every)
+    advice = f"did you mean {' or '.join(near)}?" if near else ", ".join(every)
     raise UserError(
-        f"{name} is no checkpoint folder, no OWNER/NAME on the hub and no name of a"
-        f" model; did you mean {' or '.join(near)}?"
+        f"{name} is no checkpoint folder, no OWNER/NAME on the hub and none of the"
+        f" names of models; {advice}"
     )
 
 

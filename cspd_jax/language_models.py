@@ -256,7 +256,7 @@ def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
 def as_prompts(prompts: PromptsLike) -> Prompts:
     """Returns prompts as arrays. Lists are padded, and a tuple must be (tokens,
     lengths)."""
-    if not isinstance(prompts, tuple) and any(map(np.isscalar, prompts)):
+    if not (isinstance(prompts, tuple) or all(map(_are_ids, prompts))):
         raise UserError(
             "prompts are lists of ids, such as [[5, 6], [7]]; the ids of a text are"
             " cspd_jax.tokenizers.load_tokenizer(model).encode(text)"
@@ -264,6 +264,11 @@ def as_prompts(prompts: PromptsLike) -> Prompts:
     found = Prompts(*prompts) if isinstance(prompts, tuple) else pad_prompts(prompts)
     chex.assert_shape(found.tokens, (len(found.lengths), None))
     return found
+
+
+def _are_ids(prompt: Any) -> bool:
+    ids = np.asarray(prompt)
+    return ids.ndim == 1 and (ids.dtype.kind in "iu" or not ids.size)
 
 
 def concrete(value: ArrayLike | None) -> np.ndarray | None:

@@ -4,6 +4,7 @@ and its command line flags."""
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from typing import Any
 
 
@@ -45,7 +46,12 @@ def option(
 def documented(cls: type) -> type:
     """Adds the meanings of a class's fields to its docstring."""
     meanings = (
-        f"    {field.name}: {field.metadata['help']}."
+        textwrap.fill(
+            f"{field.name}: {field.metadata['help']}.",
+            width=84,
+            initial_indent=" " * 4,
+            subsequent_indent=" " * 8,
+        )
         for field in dataclasses.fields(cls)
         if "help" in field.metadata
     )

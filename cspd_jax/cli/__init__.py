@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -109,7 +110,7 @@ def _sentence(error: Exception) -> str:
     """Returns the sentence for an error that the caller can correct. Raises any other
     error again, because it is a bug of the program."""
     if isinstance(error, UserError | OSError):
-        return str(error)
+        return re.sub(r"^\[Errno \d+\] ", "", str(error))
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
         return (
             f"{error.name} is missing; this needs pip install"

@@ -17,15 +17,17 @@ Options = TypeVar("Options")
 
 class Parser(argparse.ArgumentParser):
     """A parser that prints an error as one line. It reads a flag of the type `bool` as
-    on or off, a flag of the type `tuple` as integers such as 1,2,3, and a flag of the
-    type "count" as an integer from 1 on."""
+    on or off, a flag of the type "integers" as integers such as 1,2,3, and a flag of
+    the type "count" as an integer from 1 on."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
         self.register("type", "count", _count)
         self.register("type", bool, lambda text: ("off", "on").index(text) == 1)
         self.register(
-            "type", tuple, lambda text: tuple(int(part) for part in text.split(","))
+            "type",
+            "integers",
+            lambda text: tuple(int(part) for part in text.split(",")),
         )
 
     def error(self, message: str) -> NoReturn:
@@ -160,8 +162,10 @@ def labels(text: str, classes: int, names: tuple[str, ...] = ()) -> list[int]:
             found.append(-1)
         elif part in names and not (part.isdecimal() and int(part) < classes):
             found.append(names.index(part))
-        elif first.isdecimal() and (last.isdecimal() or part == first):
-            found += range(int(first), int(last or first) + 1)
+        elif part == first and first.isdecimal():
+            found.append(int(first))
+        elif first.isdecimal() and last.isdecimal() and int(first) <= int(last):
+            found += range(int(first), int(last) + 1)
         else:
             raise UserError(
                 f"label {shown(part)} is neither a number, such as 0 or 0-2, nor a"

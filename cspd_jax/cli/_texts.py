@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
     add("--prompt", metavar="TEXT", help="text to continue; may be repeated")
     add(
         "--prompt-ids",
-        type=tuple,
+        type="integers",
         metavar="I,J,...",
         help="a prompt as token ids; may be repeated",
     )

@@ -48,7 +48,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="which weights of a .pth to take (default: the first that it has)",
     )
     add(
-        "--heads", type=tuple, metavar="ENC,DEC|N", help="attention heads (MAR, causal)"
+        "--heads",
+        type="integers",
+        metavar="ENC,DEC|N",
+        help="attention heads (MAR, causal)",
     )
     add("--patch-size", type=int, help="latents along a token's side (MAR)")
     add(

@@ -27,7 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
-    path = str(hub.shipped_folder(args.path) or args.path)
+    path = str(hub.locate(args.path) or args.path)
     if os.path.isdir(path) and not is_model_folder(path):
         found: dict[str, Any] = read_description(path)
         found["config"] = dataclasses.asdict(found["config"])

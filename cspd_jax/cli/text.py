@@ -16,7 +16,7 @@ from typing import Any
 
 from cspd_jax import hub, text
 from cspd_jax._utils.options import reported
-from cspd_jax.check import UserError, check_vocabularies
+from cspd_jax.check import UserError, check_vocabularies, naming
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, chosen, from_flags, read, refuse_unread
 from cspd_jax.comparison import Request, fastest
@@ -49,7 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=("plain", "speculation", "tree", "auto"),
         help="speculation (default): verify a whole draft at once; plain: one token"
         " after the other; tree: verify three candidates for the next token, two for"
-        " the one after each, and one more; auto: speculation or plain, and how many"
+        " the one after each, and one more; auto: plain, or speculation with 2 or 4"
         " drafts, whichever a short measurement finds faster here. All of them sample"
         " from the same distribution",
     )
@@ -128,7 +128,8 @@ def load_drafter(name: str, target: TextModel, dtype: str) -> Any:
         return DRAFTS[name](target)
     if _is_head(name):
         return text.draft_from_states(hub.load(name, dtype), target)
-    draft = hub.load(name, dtype, target.mesh, of=TextModel)
+    with naming("|".join(("--draft MODEL", *DRAFTS))):
+        draft = hub.load(name, dtype, target.mesh, of=TextModel)
     check_vocabularies(target, draft)
     return draft
 

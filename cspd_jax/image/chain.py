@@ -47,8 +47,7 @@ class ChainSpeculation:
 
     window: int = option(
         16,
-        "steps drafted in a head call (default: 16; 8 or 16 where the command chooses"
-        " the method)",
+        "steps drafted in a head call (default: 16)",
         flags=("--window",),
         within=(1, None),
         type=int,

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from cspd_jax.check import UserError
+from cspd_jax.check import UserError, check_kind
 
 Array = jax.Array
 
@@ -75,6 +75,7 @@ def of_every_image(
     Raises a UserError if the mask does not fit. In a causal model the known tokens must
     be the first ones of each image, and any other mask raises a UserError, too.
     """
+    check_kind("known is", known, Known)
     mask = np.asarray(known.mask)
     tokens = np.asarray(known.tokens)
     if mask.dtype != bool or mask.shape not in ((length,), (images, length)):

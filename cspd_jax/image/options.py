@@ -51,7 +51,8 @@ class Options:
     )
     cfg_schedule: str = option(
         "linear",
-        "how the guidance scale develops along the AR steps (default: linear)",
+        "how the guidance scale develops along the AR steps: linear or constant"
+        " (default: linear)",
         flags=("--cfg-schedule",),
         choices=("linear", "constant"),
     )
@@ -65,8 +66,8 @@ class Options:
     final_noise: bool = option(
         True,
         "noise in the last denoising step, of standard deviation 0.006, without which"
-        " the steps of drafts cannot be verified; off is MAR's own sampler (default:"
-        " on; a flow has none)",
+        " the steps of drafts cannot be verified; MAR's own sampler has none, and a"
+        " flow never has any (default: on)",
         flags=("--final-noise",),
         type=bool,
         metavar="on|off",

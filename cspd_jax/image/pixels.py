@@ -11,7 +11,7 @@ import numpy as np
 
 from cspd_jax.check import UserError
 from cspd_jax.image.regions import size_of
-from cspd_jax.models import VAE, ImageModel
+from cspd_jax.models import VAE, ImageModel, check_model
 from cspd_jax.networks import autoencoder, sphere_vae
 from cspd_jax.networks.autoencoder import FluxConfig, KLConfig
 from cspd_jax.networks.mar import LATENT_SCALE
@@ -64,8 +64,15 @@ def to_images(
     vae: the autoencoder, if the model's tokens are latents (its vae_stride is above 1).
     """
     check_vae(model, vae)
+    tokens = np.asarray(tokens)
+    config = model.config
+    if tokens.shape[1:] != (config.seq_len, config.token_dim):
+        raise UserError(
+            f"the tokens are {list(tokens.shape)}; {model.name} makes [N,"
+            f" {config.seq_len}, {config.token_dim}]"
+        )
     if vae is None:
-        return as_bytes(unpatchify(np.asarray(tokens), model.config.patch_size))
+        return as_bytes(unpatchify(tokens, config.patch_size))
     latents = (
         np.asarray(tokens, np.float32)
         if _on_sphere(model)
@@ -156,6 +163,7 @@ def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
 def check_vae(model: ImageModel, vae: VAE | None) -> None:
     """Raises a UserError if the autoencoder does not fit the model's latents. A model
     that makes pixels needs none (None)."""
+    check_model(model, ImageModel)
     if vae is None and model.config.vae_stride != 1:
         raise UserError(
             f"{model.name} has latents; give the autoencoder that they are of (vae,"
@@ -163,6 +171,7 @@ def check_vae(model: ImageModel, vae: VAE | None) -> None:
         )
     if vae is None:
         return
+    check_model(vae, VAE)
     wanted: type = KLConfig
     if _on_sphere(model):
         wanted = SphereVAEConfig

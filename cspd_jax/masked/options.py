@@ -59,8 +59,8 @@ class Options:
     )
     threshold: Array | float | None = option(
         None,
-        "a step fills every place whose confidence is above P, and at least"
-        " `per_step` places",
+        "a step fills every place whose confidence is above this probability, and"
+        " never fewer places than without a threshold",
         flags=("--threshold",),
         within=(0, 1),
         type=float,
@@ -87,7 +87,7 @@ class Options:
     )
     top_p: Array | float | None = option(
         None,
-        "draw from the fewest most probable tokens that hold the probability P",
+        "draw from the fewest most probable tokens that together have this probability",
         flags=("--top-p",),
         within=(0, 1),
         type=float,
@@ -95,7 +95,8 @@ class Options:
     )
     top_k: Array | int | None = option(
         None,
-        "draw from the K most probable tokens, after `top_p`",
+        "draw from this many tokens at most, the most probable ones of those that the"
+        " other limit leaves",
         flags=("--top-k", "--sampling-top-k"),
         within=(1, None),
         type=int,
@@ -103,8 +104,8 @@ class Options:
     )
     place_temperature: Array | float | None = option(
         None,
-        "draw the place from softmax(confidence / T), Dream's alg_temp (default: 0, the"
-        " surest place)",
+        "draw the place from softmax(confidence / this number), which Dream calls"
+        " alg_temp (default: 0, the surest place)",
         flags=("--place-temperature", "--alg-temp"),
         within=(0, None),
         type=float,
@@ -122,12 +123,13 @@ class Options:
 @documented
 @dataclasses.dataclass(frozen=True)
 class SelfSpeculation:
-    """Drafts several moves per pass, and writes the same text as `Stepwise`."""
+    """Drafts several moves per pass, and writes the same text as `Stepwise`. `gamma`
+    may be one number for each row [B]."""
 
     gamma: Array | int = option(
         4,
-        "moves tested per pass of ssd (default: 4; in Python also one for each row);"
-        " more than there are places to fill is the same as all of them",
+        "moves drafted and tested per pass (default: 4); more than there are places to"
+        " fill is the same as all of them",
         flags=("--gamma",),
         within=(1, None),
         type=int,
@@ -139,9 +141,9 @@ class SelfSpeculation:
     )
     texts: MoveSets | int | None = option(
         None,
-        "number of texts read per pass, by a fitted table in place of the chain of"
-        " --gamma: the table that cspd-jax calibrate stores beside the model, or else"
-        " the package's; greedy only",
+        "number of texts read per pass, whose drafts a fitted table chooses; gamma is"
+        " then not used. The table is the one that cspd-jax calibrate stored beside the"
+        " model, or else the package's; greedy only",
         flags=("--texts",),
         within=(1, None),
         type=int,

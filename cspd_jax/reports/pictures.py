@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
+from cspd_jax.check import UserError
+
 _CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
 _TEXT = 14  # height of a caption
@@ -28,6 +30,13 @@ def picture(
     columns: the number of images per row (default: about as many as there are rows).
     """
     images = np.asarray(images)
+    if images.ndim != 4 or images.dtype != np.uint8:
+        raise UserError(
+            f"the images are {images.dtype} {list(images.shape)}, not uint8 [N, H, W,"
+            " C]; cspd_jax.to_images makes them of tokens"
+        )
+    if labels is not None and len(labels) != len(images):
+        raise UserError(f"there are {len(labels)} labels for {len(images)} images")
     count, height, width, _ = images.shape
     columns = min(columns or math.ceil(math.sqrt(count)), count)
     zoom = max(1, round(_CELL / max(height, width)))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from chex import ArrayTree
 
-from cspd_jax.check import UserError
+from cspd_jax.check import UserError, naming
 from cspd_jax.language_models import LanguageModel, Model, Pass, Prompts, bound
 from cspd_jax.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
 
@@ -130,7 +130,8 @@ def resolve_drafter(drafter: DrafterLike) -> Drafting:
     if hasattr(drafter, "draft"):
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
-        network, params = bound(cast(Model, drafter))
+        with naming("the draft has no function draft, so it must be a model"):
+            network, params = bound(cast(Model, drafter))
         drafter = Drafting(ModelDrafter(network), params)
     # A drafter that draws from a language model holds it as `network`.
     network = getattr(drafter.drafter, "network", None)

@@ -50,7 +50,7 @@ class Speculation:
     draft: DrafterLike = dataclasses.field(metadata=_UNREPORTED)
     gamma: Array | int = option(
         4,
-        "drafts per round (default: 4; auto tries 2 and 4)",
+        "drafts per round (default: 4)",
         flags=("--gamma",),
         within=(0, None),
         type=int,
@@ -76,7 +76,7 @@ class Speculation:
     )
     confidence: Array | float | None = option(
         None,
-        "draft nothing more where the drafter gives no token a probability of P"
+        "draft nothing more where the drafter gives no token this probability"
         " (default: 0.2 for heads, 0 for others)",
         flags=("--confidence",),
         within=(0, 1),

@@ -47,7 +47,7 @@ class Options:
     )
     top_k: Array | int | None = option(
         None,
-        "sample from the K most probable tokens",
+        "sample from this many tokens, the most probable ones",
         flags=("--top-k",),
         within=(1, None),
         type=int,
@@ -55,7 +55,7 @@ class Options:
     )
     top_p: Array | float | None = option(
         None,
-        "sample from the most probable tokens that together have probability P",
+        "sample from the most probable tokens that together have this probability",
         flags=("--top-p",),
         within=(0, 1),
         type=float,

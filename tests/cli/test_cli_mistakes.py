@@ -44,6 +44,7 @@ def folder(tmp_path_factory):
             GENERATE + " --labels 9",
             "label 9 is out of range: the model has classes 0 to 4",
         ),
+        (GENERATE + " --labels 5-2", "label '5-2' is neither a number, such as 0 or"),
         (GENERATE + " --out full", "full exists already"),
         (
             GENERATE + " --out /proc/xx",
@@ -69,13 +70,19 @@ def folder(tmp_path_factory):
         ("info run", "has not ended; give its command again"),
         ("text --target run/model", "run is the folder of a training run; it"),
         ("text --mesh data=1,dta=8", "its axes are data and model"),
-        (GENERATE + " --image nosuch.png --keep border", "No such file or directory: "),
+        (
+            GENERATE + " --image nosuch.png --keep border",
+            "error: No such file or directory: ",
+        ),
         (GENERATE + " --vae vae", "does not fit"),
         (
             DRAFT + " latents",
             "tokens of dimension 4, the target tokens of dimension 16",
         ),
         ("generate --target wrods", "did you mean words?"),
+        ("info words-cau", "did you mean words-causal"),
+        ("text --draft lokup", "error: --draft MODEL|int8|int4|lookup: lokup is no"),
+        ("text --prompt-ids a", "invalid 'integers' value: 'a'"),
         (GENERATE + " --anneal 50", "invalid 'FIRST:LAST' value: '50'"),
         (GENERATE + " --compare", "plain is the reference itself"),
         ("text --method plain --compare", "plain is the reference itself"),

@@ -29,6 +29,8 @@ from cspd_jax.language_models import as_prompts
 from cspd_jax.networks.mar import MARModel
 
 KEY = jax.random.key(3)
+TOKENS = np.zeros((1, 4, 2))
+PIXELS = np.zeros((1, 8, 8, 1), np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,8 @@ def model(folder):
         (Plain(), Options(denoise="speculatve"), "denoise is 'speculatve'"),
         (Plain(), Options(denoise=4), "denoise is 4; it must be one of plain, spec"),
         (Plain(), Options(cfg=np.array([np.nan])), "cfg is nan; it must be at least 0"),
+        (Plain(), Options(cfg="2"), "cfg is '2'; it must be a number"),
+        (Plain(), Options(known=3), "known is 3; write cspd_jax.image.Known(...)"),
         (Plain(), Options(num_iter=10**9), "it must be from 1 to 65536"),
         (Plain(), Options(denoise=ChainSpeculation(0)), "window is 0; it must be at"),
         (Plain(), Options(denoise=ChainSpeculation(4), temperature=0), "temperature 0"),
@@ -103,15 +107,29 @@ def test_texts_name_it_too(family, method, options, said):
     [
         (lambda: text.generate(None, "text-default", [[1]]), "is no TextModel"),
         (lambda: as_prompts(["Return"]), "prompts are lists of ids"),
+        (lambda: as_prompts([[1.5]]), "prompts are lists of ids"),
         (lambda: text.Speculation("lookup").drafting(), "'lookup' is no TextModel"),
+        (lambda: cspd_jax.to_images("words", TOKENS), "'words' is no ImageModel"),
+        (lambda: cspd_jax.picture(TOKENS), r"float64 \[1, 4, 2\], not uint8"),
+        (lambda: cspd_jax.picture(PIXELS, "ab"), "2 labels for 1 images"),
         (lambda: text.Speculation(text.PromptLookup).drafting(), "is a class; write"),
         (lambda: cspd_jax.generate(KEY, "words", [0]), "'words' is no ImageModel"),
         (lambda: cspd_jax.fastest(KEY, "words", [0]), "'words' is no ImageModel"),
     ],
 )
 def test_names_are_no_models_and_texts_no_ids(call, said):
+    """Nor are tokens pictures."""
     with pytest.raises(cspd_jax.UserError, match=said):
         call()
+
+
+def test_methods_and_tokens_are_of_the_model(model):
+    with pytest.raises(cspd_jax.UserError, match=r"Plain.*; write a list of them"):
+        cspd_jax.fastest(KEY, model, [0], Plain())
+    with pytest.raises(
+        cspd_jax.UserError, match=r"tokens are \[1, 4, 2\]; .* makes \[N"
+    ):
+        cspd_jax.to_images(model, TOKENS)
 
 
 @pytest.mark.parametrize(

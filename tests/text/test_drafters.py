@@ -77,7 +77,7 @@ class OneShort(PromptLookup):
         return drafts._replace(tokens=drafts.tokens[:, 1:]), state
 
 
-def test_drafts_have_the_shape_that_was_asked_for():
+def test_drafts_have_the_shape_that_was_asked_for(float64):
     model = text_models.model()
     pair = model, text_models.params(model)
     with pytest.raises(AssertionError, match="shape"):
