@@ -2,12 +2,15 @@
 and are kept with what they show."""
 
 import importlib.util
+import io
 import json
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import nbformat
 import pytest
@@ -80,7 +83,6 @@ def install(monkeypatch, tmp_path):
     """Runs the first cell where cspd_jax is missing, in a folder beside which there may
     be a checkout. Returns the arguments of pip."""
     (source,) = {read(name)[1][0].source for name in NAMES}
-    assert "OWNER/REPO" in source
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -90,10 +92,14 @@ def install(monkeypatch, tmp_path):
         asked.append(command[1:])
         return SimpleNamespace(returncode=run.code, stderr="no such place")
 
-    def install(edit=lambda source: source, code=0):
+    def install(opened=None, code=0):
         run.code = code
-        exec(edit(source), {})
-        return asked[-1]
+        told = json.dumps([{"path": opened}] if opened else [])
+        monkeypatch.setattr(
+            urllib.request, "urlopen", lambda *_, **__: io.StringIO(told)
+        )
+        exec(source, {})
+        return asked[-1][4:]
 
     monkeypatch.setattr(subprocess, "run", run)
     return install
@@ -101,16 +107,19 @@ def install(monkeypatch, tmp_path):
 
 def test_the_first_cell_of_all_installs_a_checkout(install, tmp_path):
     (tmp_path / "pyproject.toml").touch()
-    assert install() == ["-m", "pip", "install", "-q", "..", "matplotlib"]
+    assert install() == ["..", "matplotlib"]
 
 
-def test_the_first_cell_of_all_installs_from_github(install):
-    with pytest.raises(SystemExit, match="owner and the name of your copy"):
-        install()
-    own = lambda source: source.replace("github.com/OWNER/REPO", "github.com/me/copy")
-    assert "git+https://github.com/me/copy" in install(own)
+def test_the_first_cell_of_all_installs_what_colab_opened(install):
+    opened = (
+        f"fileId={quote('https://github.com/me/copy/blob/a/b/notebooks/1_mar.ipynb')}"
+    )
+    assert install(opened) == ["git+https://github.com/me/copy@a/b", "matplotlib"]
     with pytest.raises(SystemExit, match="no such place"):
-        install(own, code=1)
+        install(opened, code=1)
+    for elsewhere in (None, "fileId=1dXy"):  # no Colab; a notebook in somebody's Drive
+        with pytest.raises(SystemExit, match="Set SOURCE to a copy"):
+            install(elsewhere)
 
 
 def test_the_shortest_proof(monkeypatch, capsys, tmp_path):
