@@ -90,12 +90,14 @@ WRONG_RULES = {
 }
 
 
+@pytest.mark.quick("token_by_token")
 @pytest.mark.parametrize("verify", [token_by_token, block])
 def test_right_rules_are_acquitted(verify):
     found = audit.rule(verify, draws=2_000)
     assert found and found.p_value > audit.FALSE_ALARM, found.sentence
 
 
+@pytest.mark.quick("clamped products", "bonus of the draft")
 @pytest.mark.parametrize("name", WRONG_RULES)
 def test_mistakes_of_rules_are_refuted(name):
     found = audit.rule(WRONG_RULES[name], draws=2_000)

@@ -164,6 +164,7 @@ LAWS = {
 }
 
 
+@pytest.mark.quick("paths", "coins", "trials", "tails")
 @pytest.mark.parametrize("law", LAWS)
 def test_the_law(law):
     p, limit = LAWS[law]()
@@ -227,6 +228,7 @@ WRONG = {
 }
 
 
+@pytest.mark.quick(*{law: name for name, (_, law) in WRONG.items()}.values())
 @pytest.mark.parametrize("name", WRONG)
 def test_almost_right_blocks_are_refuted(name):
     wrong, law = WRONG[name]
@@ -234,6 +236,7 @@ def test_almost_right_blocks_are_refuted(name):
     assert p <= limit
 
 
+@pytest.mark.quick(str(M))
 @pytest.mark.parametrize("count", [M, 2])
 def test_how_many_drafts_are_kept(count):
     """E kept is the sum of E pi_i: more than one by one, where it is of products of

@@ -108,6 +108,7 @@ def drafted(pair):
     return noise, draft, chance, run(p, q, draft)
 
 
+@pytest.mark.quick("close, 16", "unequal, 2")
 @pytest.mark.parametrize("pair", PAIRS)
 def test_output_distribution_and_acceptance(pair):
     """10 000 drafts from q."""
@@ -121,6 +122,7 @@ def test_output_distribution_and_acceptance(pair):
     chex.assert_trees_all_close(np.exp(info.log_accept), chance, rtol=2e-4, atol=1e-30)
 
 
+@pytest.mark.quick("close, 16", "unequal, 2")
 @pytest.mark.parametrize("pair", PAIRS)
 def test_wrong_couplings_are_noticed(pair):
     """After a rejection a fresh draw from p, or p at the draft's own noise; p and q
@@ -156,7 +158,7 @@ def residuals_one_by_one(key, p, q):
     return gaussian_residual(key, p, q, proposals=1)
 
 
-@pytest.mark.quick("0.1", "0.001")
+@pytest.mark.quick("0.001")
 @pytest.mark.parametrize("distance", [0.1, 1e-3, 1e-6])
 def test_close_gaussians_take_as_few_proposals(distance):
     """Residuals of 10 000 lanes, proposals one by one: the line through the means (d =

@@ -89,6 +89,7 @@ class TailOfP(ClosedForm):
         return -jax.scipy.special.ndtri(v * jax.scipy.special.ndtr(-c))
 
 
+@pytest.mark.quick("ThresholdOfPi", "TailOfP")
 @pytest.mark.parametrize("wrong", [NotWhitened, Backwards, ThresholdOfPi, TailOfP])
 def test_almost_right_forms_are_refuted(wrong):
     p, limit = paths(wrong())

@@ -253,7 +253,7 @@ def test_a_path_and_its_density(options):
         )
 
 
-@pytest.mark.quick("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("final_noise", [True, False])
 def test_counts(final_noise):
     """And rows that are not active cost nothing."""

@@ -44,7 +44,7 @@ def law_of(way, known=None):
     return normals_p_value(noise), info
 
 
-@each(EXACT, quick=("self, few steps", "self, coupled, few steps"))
+@each(EXACT, quick=("self, few steps",))
 def test_joint_law(way):
     """4000 images of 6 tokens of dimension 2 (400 where both levels speculate): false
     alarm 1e-4. Rows advance at their own speed."""

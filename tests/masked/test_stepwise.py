@@ -308,7 +308,7 @@ def test_lladas_schedule(places, block, steps, of_block):
     )
 
 
-@pytest.mark.quick("fast")
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["sdar", "fast"])
 def test_all_blocks_in_one_pass(family):
     """What training reads: each block sees itself and the clean blocks before it."""

@@ -22,7 +22,7 @@ from cspd_jax.networks.lm import LM
 from cspd_jax.text import ACCEPTED, BONUS, CORRECTED, PLAIN
 
 pytestmark = pytest.mark.usefixtures("float64")
-QUICK = ("plain, chains", "text, block, head")
+QUICK = ("plain, chains", "text, block, lookup")
 
 
 def generate(way, seed):
@@ -82,7 +82,7 @@ def noting(function, calls):
     return noted
 
 
-@each(quick=("text, block, head",))
+@each(quick=("text, block, lookup",))
 def test_other_numbers_compile_nothing(way, monkeypatch):
     """Python runs a network while a program is compiled, and never again."""
     traced = []
@@ -130,7 +130,7 @@ def test_images_inside_a_caller_s_jit(way):
     chex.assert_trees_all_close(found, generate(way, 0)[0], atol=1e-5)
 
 
-@each(quick=("plain, chains", "text, block, model, adapted", "masked, ssd"))
+@each(quick=("plain, chains", "masked, ssd"))
 def test_counts_add_up(way):
     request = way.request(0)
     tokens, info = jax.device_get(generate(way, 0))

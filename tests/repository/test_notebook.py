@@ -122,6 +122,7 @@ def test_the_first_cell_of_all_installs_what_colab_opened(install):
             install(elsewhere)
 
 
+@pytest.mark.slow
 def test_the_shortest_proof(monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(NOTEBOOKS)
     monkeypatch.setattr("sys.argv", ["exactness.py", str(tmp_path / "picture.png")])

@@ -14,7 +14,6 @@ import token_hashes
 @pytest.mark.quick(
     "image: plain, chains, no final noise",
     "image: self, groups, guided, prefill",
-    "image: draft, paper, Sigma = 1, unaligned, guided",
 )
 @pytest.mark.parametrize(
     "name", [name for name in token_hashes.CASES if "MAR" not in name]

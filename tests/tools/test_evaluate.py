@@ -127,6 +127,7 @@ def test_figures_are_those_of_their_definitions(made, network, report):
     assert "singular" in report["note"]
 
 
+@pytest.mark.slow
 def test_only_the_published_weights_give_fid(made, network, report):
     pretended = network._replace(sha256=converter.PUBLISHED_SHA256)
     other = evaluate(made, pretended, made / "b.npz")

@@ -53,7 +53,7 @@ def whole_model(f, bucket):
     )[0]
 
 
-@pytest.mark.quick("mar_tiny-16")
+@pytest.mark.slow
 @pytest.mark.parametrize("name,slack", [("mar_tiny", 16), ("mar_tiny_patch2", 1)])
 def test_whole_model(name, slack):
     """With all rows computed, and with only those that a bucket of numbers of known

@@ -134,7 +134,7 @@ def test_masked_objective_against_enumeration():
     assert abs(unweighted - exact) > 10 * error
 
 
-@pytest.mark.quick("causal")
+@pytest.mark.slow
 @both
 def test_the_objective_is_learnt(config, tmp_path):
     before = init(config.model, jax.random.key(0))

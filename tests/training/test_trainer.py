@@ -151,6 +151,7 @@ def test_learning_rate():
     assert found == pytest.approx([0.1, 1, 1, 1, 0.51, 0.02], rel=1e-5)
 
 
+@pytest.mark.quick("glyphs")
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets(name):
     """They can be compiled for, their data is read from JSON again, and their models
