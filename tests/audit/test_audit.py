@@ -119,9 +119,9 @@ def steps(seed, p, q, drafts, swapped=False):
 
 
 def test_steps_of_gaussians():
-    assert audit.transitions(steps, dims=(4,), draws=1_000)
+    assert audit.transitions(steps, dims=(4,), draws=500)
     wrong = functools.partial(steps, swapped=True)
-    assert not audit.transitions(wrong, dims=(4,), draws=1_000)
+    assert not audit.transitions(wrong, dims=(4,), draws=500)
 
 
 P = np.array([0.4, 0.4, 0.2])
