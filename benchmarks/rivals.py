@@ -252,7 +252,7 @@ def picture(cells: list[dict]) -> Image.Image:
             [calls_of(row) for row in cells],
             f"network calls in sequence, {BATCH} images side by side",
         ),
-        ([row["seconds_per_image"] for row in cells], "seconds per image, on this CPU"),
+        ([row["seconds_per_image"] for row in cells], "seconds per image, on a CPU"),
     )
     left = "words spelt right, %"
     return titled(

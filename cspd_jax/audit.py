@@ -107,7 +107,8 @@ def transitions(
 
     verify: called as verify(seed, (mean, deviation) of p, (mean, deviation) of q,
         drafts), each [n, d]: the laws of each step given the drafts before it. It
-        returns the number of kept drafts and the state after them.
+        returns the number of kept drafts and the state after them, which is not read
+        if all are kept.
     dims: the numbers d of coordinates.
     draws: the number of calls for each d and each kind of variance.
     """
@@ -163,10 +164,10 @@ def sequences(
     if not abs(law.sum() - 1) < 1e-4:
         raise UserError(f"the probabilities of the law sum to {law.sum():g}, not to 1")
     texts = np.asarray(draw(seed, draws))
-    if texts.shape != (draws, law.ndim):
+    if texts.shape != (draws, law.ndim) or texts.dtype.kind not in "iu":
         raise UserError(
-            f"the draws are {list(texts.shape)}; {draws} sequences of {law.ndim} tokens"
-            " were asked for"
+            f"the draws are {texts.dtype} {list(texts.shape)}; {draws} sequences of"
+            f" {law.ndim} whole numbers were asked for"
         )
     for end in (texts.min(), texts.max()):
         _check_range(int(end), law.shape[0], "a token")
@@ -190,7 +191,9 @@ def greedy(
     """
     wrong = []
     parted = 0
-    for row, (one, other) in enumerate(zip(plain, fast, strict=True)):
+    if len(plain) != len(fast):
+        raise UserError(f"{len(fast)} texts stand beside {len(plain)} plain ones")
+    for row, (one, other) in enumerate(zip(plain, fast)):
         one, other = list(map(int, one)), list(map(int, other))
         if one == other:
             continue
@@ -287,7 +290,7 @@ def _verdict(found: Mapping[str, float], samples: int, visible: float) -> Verdic
     worst = min(found, key=lambda name: found[name])
     p = min(1.0, len(found) * found[worst])
     sentence = (
-        f"refuted by {worst} (p = {p:.2g}, {samples} draws)"
+        f"refuted by {samples} draws (p = {p:.2g}), most clearly in: {worst}"
         if p <= FALSE_ALARM
         else f"not refuted by {samples} draws (p = {p:.2g}), which would have shown a"
         f" probability that is off by {visible:.3f}"

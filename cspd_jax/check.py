@@ -117,6 +117,9 @@ def check_kind(what: str, value: object, *kinds: type) -> None:
             for kind in kinds
         )
         raise UserError(f"{what} {shown(value)}; write {names}")
+    for name, given in vars(value).items():
+        if isinstance(given, type):
+            raise UserError(f"{name} is a class; write {given.__name__}(...)")
     check_fields(value)
 
 

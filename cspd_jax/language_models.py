@@ -298,7 +298,9 @@ def check_prompts(
         )
     if lengths is not None and (not len(lengths) or lengths.min() < shortest):
         raise UserError(
-            f"a prompt is empty; it needs at least {shortest} token to begin with"
+            "there is no prompt"
+            if not len(lengths)
+            else f"a prompt is empty; it needs at least {shortest} token to begin with"
         )
     if tokens is not None and lengths is not None:
         ids = tokens[np.arange(longest) < lengths[:, None]]

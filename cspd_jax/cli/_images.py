@@ -208,7 +208,7 @@ def request_of(
         args,
         {**noise, **model.sampling},
         denoise=from_flags(image.ChainSpeculation, args)
-        if args.denoise == "speculative"
+        if args.denoise == "speculative" or (args.window and not args.denoise)
         else "plain",
         order=image.Spread()
         if args.order

@@ -67,7 +67,11 @@ def run(args: argparse.Namespace) -> None:
     turn = _images.read_labels(args, model, None if args.prompt else _CLASSES)
     request = _images.request_of(args, model, vae, np.tile(turn, args.n))
     choose = not (
-        args.method or args.draft or args.denoise or request.options.shortcuts
+        args.method
+        or args.draft
+        or args.denoise
+        or request.options.chains
+        or request.options.shortcuts
     )
     causal = isinstance(model.network, image.CausalTokenModel)
     on_one_cpu = model.mesh is None and jax.default_backend() == "cpu"

@@ -14,6 +14,7 @@ import itertools
 
 from cspd_jax import masked
 from cspd_jax._utils.options import reported
+from cspd_jax.check import UserError
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, chosen, from_flags, refuse_unread
 from cspd_jax.comparison import Request, fastest
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _method(args: argparse.Namespace) -> masked.Method:
+    if args.texts and args.gamma:
+        raise UserError("--texts takes the place of --gamma; give one of them")
     if args.method == "ssd":
         return from_flags(masked.SelfSpeculation, args)
     if args.method == "schedule":

@@ -250,6 +250,7 @@ def generate(
 
     key: one key, with which image i uses key i of `row_keys(key, N)`; or one key for
         each image, [N].
+    model: a loaded `ImageModel`, or your own.
     labels: class numbers or names of classes, [N]; -1 is "no class".
     method: Plain(), SelfSpeculation(), DraftSpeculation(draft) or
         Released(draft).
@@ -323,9 +324,12 @@ def as_labels(model: ImageModel, labels: Labels | None) -> np.ndarray:
     names = model.class_names
     found = np.asarray(labels)
     if found.dtype.kind == "U":
-        found = np.asarray(
-            [names.index(name) if name in names else name for name in found.ravel()]
-        )
+        if unknown := [str(name) for name in found.flat if name not in names]:
+            raise UserError(
+                f"no class is called {unknown[0]}; the classes are"
+                f" {', '.join(names[:12])}"
+            )
+        found = np.asarray([names.index(name) for name in found.flat])
     classes = model.config.num_classes
     if not classes:
         raise UserError(f"{model.name} makes images from prompts; give prompts")

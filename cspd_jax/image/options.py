@@ -29,7 +29,7 @@ class Options:
     )
     num_iter: int | None = option(
         None,
-        "AR steps (default: one per token)",
+        "AR steps (default: one per token; more change nothing)",
         flags=("--num-iter",),
         within=(1, 2**16),
         type=int,
@@ -66,8 +66,8 @@ class Options:
     final_noise: bool = option(
         True,
         "noise in the last denoising step, of standard deviation 0.006, without which"
-        " the steps of drafts cannot be verified; MAR's own sampler has none, and a"
-        " flow never has any (default: on)",
+        " drafted tokens cannot be verified; MAR's own sampler has none, and a flow"
+        " never has any (default: on)",
         flags=("--final-noise",),
         type=bool,
         metavar="on|off",

@@ -11,6 +11,7 @@ import numpy as np
 
 from cspd_jax.check import UserError
 from cspd_jax.image.regions import size_of
+from cspd_jax.info import Generated
 from cspd_jax.models import VAE, ImageModel, check_model
 from cspd_jax.networks import autoencoder, sphere_vae
 from cspd_jax.networks.autoencoder import FluxConfig, KLConfig
@@ -57,14 +58,17 @@ def unpatchify(tokens: Array, patch: int, rows: int | None = None) -> Array:
 
 
 def to_images(
-    model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None = None
+    model: ImageModel,
+    tokens: jax.Array | np.ndarray | Generated,
+    vae: VAE | None = None,
 ) -> np.ndarray:
-    """Turns tokens [N, L, d] into uint8 images [N, H, W, C]. A NaN becomes black.
+    """Turns tokens [N, L, d], or what `generate` returns, into uint8 images [N, H, W,
+    C]. A NaN becomes black.
 
     vae: the autoencoder, if the model's tokens are latents (its vae_stride is above 1).
     """
     check_vae(model, vae)
-    tokens = np.asarray(tokens)
+    tokens = np.asarray(getattr(tokens, "tokens", tokens))
     config = model.config
     if tokens.shape[1:] != (config.seq_len, config.token_dim):
         raise UserError(

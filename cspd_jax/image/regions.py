@@ -60,6 +60,8 @@ def _inside(what: str, height: int, width: int) -> np.ndarray:
         )
     elif _BOX.fullmatch(what):
         x0, y0, x1, y1 = map(int, what.split(","))
+        if not (x0 < x1 <= width and y0 < y1 <= height):
+            raise UserError(f"the box {what} is not in a picture of {width} x {height}")
     else:
         raise UserError(
             f"what to keep is {shown(what)}; it is {', '.join(NAMES)}, a box"

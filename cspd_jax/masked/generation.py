@@ -224,14 +224,14 @@ def _check_decoder(config: LMConfig, method: Method, options: Options) -> None:
     several = options.per_step > 1 or options.threshold is not None
     if isinstance(method, Schedule) and (config.block or several):
         raise UserError(
-            "a schedule is for models that see the whole text, without per_step and"
-            " threshold"
+            "a schedule is for models that see the whole text, such as masked-whole,"
+            " without per_step and threshold"
         )
     if isinstance(method, Stepwise) and config.block and method.like is not None:
         raise UserError(
-            "passes of a model that is causal between blocks do not round alike, since"
-            " stored and new keys are added in another order; leave like (--exact-bits)"
-            " out"
+            "like (--exact-bits) is for models that see the whole text, such as"
+            " masked-whole; this one is causal between blocks, so its passes round"
+            " differently: they add stored and new keys in another order"
         )
     if options.threshold is not None and (
         options.confidence not in ("clean", "probability", "margin")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cspd_jax import __version__
+from cspd_jax.check import UserError, shown
 
 _OWN = (
     "@software{cspd_jax,\n  author = {{The cspd_jax authors}},\n  title = {cspd_jax:"
@@ -44,6 +45,9 @@ _OF_VALUE = {  # (field of a configuration or of options, its value) -> works
 def citation(*used: object) -> str:
     """Returns BibTeX entries for this library and for the works behind the arguments,
     which are models, methods and options in any order."""
+    for one in used:
+        if isinstance(one, str):
+            raise UserError(f"{shown(one)} is a name; load the model first")
     works = json.loads(
         Path(__file__).with_name("works.json").read_text(encoding="utf-8")
     )

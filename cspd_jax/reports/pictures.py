@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from cspd_jax.check import UserError
 
-_CELL = 64  # small images are enlarged to about this size in pixels
+_CELL = 128  # small images are enlarged to about this size in pixels
 _GAP = 6
 _TEXT = 14  # height of a caption
 _LETTER = 6  # approximate width of a letter
@@ -98,4 +98,6 @@ def acceptance_maps(
         [mean[None], np.where(tested, accepted, np.nan)[:_MAPS]]
     ).reshape(-1, *shape, 1)
     colours = np.where(np.isnan(shares), 255, _LIGHT + shares * (_DARK - _LIGHT))
-    return picture(colours.astype(np.uint8), ["all images", *captions[:_MAPS]])
+    return picture(
+        colours.astype(np.uint8), ["all images", *captions[:_MAPS]], _MAPS + 1
+    )

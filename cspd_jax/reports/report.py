@@ -55,11 +55,13 @@ def make_report(
 
 def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
     """Compares the first way with the last one, which is the reference: how many times
-    faster it is, and how many times fewer calls of the target it makes. All infos must
-    have their seconds."""
+    faster it is, and how many times fewer calls it makes one after the other, of the
+    target for texts and of all networks for images. All infos must have their
+    seconds."""
     (name, own), *_, (_, reference) = infos.items()
+    of_target = "target" in own.calls
     calls = [
-        of.calls["target"].sequential if "target" in of.calls else of.sequential
+        of.calls["target"].sequential if of_target else of.sequential
         for of in (own, reference)
     ]
     return {
@@ -67,12 +69,14 @@ def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
         "seconds": {way: info.seconds for way, info in infos.items()},
         "faster": (reference.seconds or 0.0) / (own.seconds or 1.0),
         "fewer_sequential_calls": float(calls[1] / calls[0]),
+        "calls_of": "the target" if of_target else "all networks",
     }
 
 
 def in_words(beside: Mapping[str, Any]) -> str:
     """Returns the result of `beside` as a phrase."""
-    calls = beside["fewer_sequential_calls"]
+    fewer = beside["fewer_sequential_calls"]
+    calls = f"{fewer:.1f} times fewer" if fewer >= 1 else f"{1 / fewer:.1f} times more"
     faster = beside["faster"]
     ours, *_, plain = beside["seconds"].values()
     speed = (
@@ -82,8 +86,8 @@ def in_words(beside: Mapping[str, Any]) -> str:
     )
     advice = "" if faster >= 1 else "; README.md says where drafts pay"
     return (
-        f"{calls:.1f} times fewer calls of the target one after the other, {speed} here"
-        f" ({ours:.2f} s, not {plain:.2f} s){advice}"
+        f"{calls} calls of {beside['calls_of']} one after the other, {speed} here"
+        f" ({ours:.2g} s, not {plain:.2g} s){advice}"
     )
 
 

@@ -311,7 +311,7 @@ def check_pair(draft: object, target: object) -> None:
         if have != want:
             raise UserError(
                 f"the draft's {name} is {have}, the target's is {want}; they must be"
-                " equal"
+                " equal: choose another --preset, or --set it"
             )
 
 

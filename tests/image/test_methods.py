@@ -143,7 +143,10 @@ def test_what_to_make_is_one_list_of_class_numbers(model, labels, prompts):
 def test_names_of_classes_are_labels(model):
     names = np.array(model.class_names)[[2, 0]]
     assert as_labels(model, names).tolist() == [2, 0]
-    with pytest.raises(cspd_jax.UserError, match=rf"classes' names: {names[1]}"):
+    with pytest.raises(
+        cspd_jax.UserError,
+        match=rf"no class is called nothing; the classes are {names[1]}",
+    ):
         as_labels(model, ["nothing"])
 
 
