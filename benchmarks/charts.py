@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 from PIL import Image, ImageDraw
 
 _KINDS = {"exact": ("o", "#3465a4"), "lossy": ("X", "#cc5500")}
@@ -48,17 +49,28 @@ def scatter(
     below: str,
     left: str,
 ) -> Image.Image:
-    """Draws named points over a logarithmic axis. The marker of a point shows whether
-    its kind is exact or lossy."""
-    figure = Figure((8.0, 4.8), layout="constrained")
+    """Draws numbered points over a logarithmic axis, with their names beside it. The
+    marker of a point shows whether its kind is exact or lossy."""
+    figure = Figure((8.0, 4.0), layout="constrained")
     axes = figure.add_subplot(xscale="log", xlabel=below, ylabel=left)
-    for x, y, name, kind in zip(across, up, names, kinds):
+    for number, (x, y, name, kind) in enumerate(zip(across, up, names, kinds), 1):
         marker, colour = _KINDS[kind]
-        axes.scatter(x, y, marker=marker, color=colour, s=50)
-        axes.annotate(
-            name, (x, y), xytext=(6, 6), textcoords="offset points", fontsize=7
+        axes.scatter(
+            x, y, marker=marker, color=colour, label=f"{number} {name}, {kind}"
         )
-    axes.grid(color="#dddddd")
+        axes.annotate(
+            str(number),
+            (x, y),
+            xytext=(0, 6 if number % 2 else -14),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    figure.legend(loc="outside right upper", fontsize=8)
+    axes.grid()
     return _image(figure)
 
 
@@ -79,5 +91,5 @@ def marked(images: np.ndarray, marks: np.ndarray) -> Image.Image:
 
 def _image(figure: Figure) -> Image.Image:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=100)
+    figure.savefig(file, format="png")
     return Image.open(file).convert("RGB")

@@ -132,6 +132,8 @@ def check_fields(of: Any) -> None:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             check_fields(value)
             continue
+        if field.type == "bool" and not isinstance(value, bool):
+            raise UserError(f"{field.name} is {shown(value)}; it must be True or False")
         choices = field.metadata.get("of_flag", {}).get("choices")
         if choices and value not in choices:
             raise UserError(

@@ -256,7 +256,7 @@ def _along_chains(
     chain = image.ChainSpeculation(window)
     options = dataclasses.replace(plain.options, denoise=chain)
     return {
-        f"{_name(method)}, window {window}": plain._replace(
+        f"{_name(method).replace('plain', 'chains')}, window {window}": plain._replace(
             method=method, options=options
         )
         for method in methods

@@ -241,9 +241,9 @@ def fetch(name: str) -> Fetched:
     names a branch, or the 40 digits of a commit, which never changes (default: main).
     """
     revision = os.environ.get(REVISION_VARIABLE)
-    import huggingface_hub
-
     try:
+        import huggingface_hub
+
         if (file := FILES.get(name)) is not None:
             path = Path(
                 huggingface_hub.hf_hub_download(REPOSITORY, file, revision=revision)
@@ -259,7 +259,8 @@ def fetch(name: str) -> Fetched:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
             f"{name} at revision {revision or 'main'} could not be fetched ({reason});"
-            " check the connection, or give the path of a file or folder you have"
+            ' check the connection and the extra (pip install ".[hub]"), or give the'
+            " path of a file or folder you have"
         ) from error
 
 

@@ -44,7 +44,6 @@ _TOOLS = {
 # Packages that a verb may import, and the extras that install them.
 _EXTRAS = {
     "gradio": "demo",
-    "huggingface_hub": "hub",
     "matplotlib": "train",
     "scipy": "train",
 }

@@ -189,7 +189,10 @@ def read_labels(
     classes = model.config.num_classes
     every = range(min(classes, most or classes))
     return as_labels(
-        model, labels(args.labels, classes, model.class_names) if args.labels else every
+        model,
+        every
+        if args.labels is None
+        else labels(args.labels, classes, model.class_names),
     )
 
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from cspd_jax import shell
 from cspd_jax._utils.progress import Bar
-from cspd_jax.check import UserError, check_draft, check_kind
+from cspd_jax.check import UserError, check_draft, check_kind, shown
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.calibration import drafter_for
@@ -143,6 +143,9 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
     options."""
     draft = method.draft
     noise = method.needs_final_noise
+    criterion = getattr(method, "criterion", None)
+    if criterion is not None and not hasattr(criterion, "verify"):
+        raise UserError(f"{shown(criterion)} is no criterion; PathCriterion() is one")
     if draft is not None:
         check_model(draft, ImageModel)
         check_draft(model.config, draft.config)
@@ -243,6 +246,8 @@ def generate(
 ) -> Generated:
     """Generates one image for each label or prompt. Returns the tokens [N, L, d] by
     position, and the record of the generation (`Info`).
+
+    Inside your own jit, use `image.prepare`, whose batch may have traced numbers.
 
     The program is compiled once for each number of images and each choice of static
     options. Another cfg or temperature compiles nothing new, unless the cfg switches

@@ -44,7 +44,8 @@ class Options:
     )
     cfg: jax.Array | float = option(
         1.0,
-        "guidance scale, or one for each image; 1 is no guidance (default: 1)",
+        "guidance scale, or one for each image; 1 is no guidance (default: 1, and on"
+        " the command line what the model recommends)",
         flags=("--cfg",),
         within=(0, None),
         type=float,
@@ -58,7 +59,8 @@ class Options:
     )
     temperature: jax.Array | float = option(
         1.0,
-        "scale of the denoising noise (default: 1)",
+        "scale of the denoising noise (default: 1, and on the command line what the"
+        " model recommends)",
         flags=("--temperature",),
         within=(0, None),
         type=float,

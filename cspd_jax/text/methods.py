@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar, TypeAlias
 
 import jax
+import numpy as np
 
 from cspd_jax._utils.options import documented, option
 from cspd_jax.check import UserError
@@ -118,6 +119,8 @@ class Tree:
 
     def drafting(self) -> Drafting:
         """Returns the drafter and its parameters."""
+        if np.ndim(self.widths) != 1:
+            raise UserError(f"widths is {self.widths}; write a list, as (3, 2, 1)")
         if isinstance(self.draft, Drafting):
             return head_tree(self.draft, self.widths)
         if hasattr(self.draft, "draft"):

@@ -45,7 +45,7 @@ from cspd_jax.text.drafters import (
     no_drafts,
     read_prompts,
 )
-from cspd_jax.text.rules import RULES, Verdict, agree
+from cspd_jax.text.rules import RULES, Verdict, agree, first_failure
 
 Array = jax.Array
 
@@ -204,14 +204,20 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, Counts]:
 
 
 def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
-    """Makes the drafts of a round. Returns the drafts and the drafter's next state."""
+    """Makes the drafts of a round. Returns the drafts and the drafter's next state. A
+    row's drafts end before the first one that is no id of the target."""
     if inputs.drafter is None:
         return no_drafts(len(state.length), inputs.max_gamma), state.drafter_state
     request = draft_request(inputs, state, draft_lengths(inputs, state))
     drafts, drafter_state = inputs.drafter.draft(
         inputs.drafter_params, state.drafter_state, request
     )
-    chex.assert_shape(drafts.tokens, (len(state.length), inputs.max_gamma))
+    tokens = drafts.tokens
+    chex.assert_shape(tokens, (len(state.length), inputs.max_gamma))
+    known = (tokens >= 0) & (tokens < inputs.num_ids)
+    drafts = drafts._replace(
+        tokens=jnp.where(known, tokens, 0), count=first_failure(known, drafts.count)
+    )
     return drafts, drafter_state
 
 

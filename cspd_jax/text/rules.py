@@ -61,7 +61,7 @@ def token_by_token(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> 
     r = jax.vmap(lambda key: uniform(key, (gamma,), p.dtype))(
         round_keys(keys, Purpose.TEST, length)
     )
-    tau = _first_failure(accepts(r, p - q), drafts.count)
+    tau = first_failure(accepts(r, p - q), drafts.count)
 
     rejected = tau < drafts.count
     last = jnp.minimum(tau, gamma - 1)
@@ -119,7 +119,7 @@ def agree(tokens: Array, drafts: Drafts) -> Verdict:
     For example, with the tokens 4 7 8 9 and the drafts 4 7 5, tau is 2 and the token
     after the accepted drafts is 8.
     """
-    tau = _first_failure(drafts.tokens == tokens[:, :-1], drafts.count)
+    tau = first_failure(drafts.tokens == tokens[:, :-1], drafts.count)
     return Verdict(tau, _take(tokens, tau), jnp.zeros(tau.shape, bool))
 
 
@@ -145,7 +145,7 @@ RULES: dict[str, Callable[[Array, Array, Array, Drafts], Verdict]] = {
 }
 
 
-def _first_failure(passed: Array, count: Array) -> Array:
+def first_failure(passed: Array, count: Array) -> Array:
     """Returns how many of a row's first `count` tests pass before one fails, int32 [B].
 
     passed: [B, G] whether each test passes.

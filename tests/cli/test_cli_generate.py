@@ -118,7 +118,7 @@ def test_flags_reach_the_sampler(run):
     wanted = {"cfg": 2.0, "cfg_schedule": "constant", "temperature": 0.9}
     wanted |= {"final_noise": False, "num_iter": 2}
     assert wanted.items() <= report["options"].items()
-    report, _ = run(PLAIN + "--denoise speculative --window 4 --order spread")
+    report, _ = run(PLAIN + "--window 4 --order spread")
     assert report["options"]["denoise"] == {"window": 4}
     assert report["options"]["order"] == {"name": "spread", "last": 8}
     assert report["chains"]["tested"] == 10 * 16 * 10

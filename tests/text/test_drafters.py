@@ -1,6 +1,7 @@
 """What drafters propose: copies found by brute force, and tokens from distributions of
 an uncached model."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +76,30 @@ class OneShort(PromptLookup):
     def draft(self, params, state, request):
         drafts, state = super().draft(params, state, request)
         return drafts._replace(tokens=drafts.tokens[:, 1:]), state
+
+
+class Beyond(PromptLookup):
+    """Every second draft is no id of the target."""
+
+    def draft(self, params, state, request):
+        drafts, state = super().draft(params, state, request)
+        odd = jnp.arange(request.max_gamma) % 2 > 0
+        return drafts._replace(tokens=drafts.tokens + odd * request.num_ids), state
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_drafts_that_are_no_ids_end_a_draft(float64, temperature):
+    """Sampled by the rule match, texts are the plain ones, too."""
+    model = text_models.model()
+    pair = model, text_models.params(model)
+    method = text.Speculation(Beyond(shortest=1), rule="match")
+    options = text.Options(temperature=temperature, max_new_tokens=24)
+    wanted, found = (
+        text.generate(jax.random.key(0), pair, [[3, 5, 3]], way, options)
+        for way in (text.Plain(), method)
+    )
+    chex.assert_trees_all_equal(found.tokens, wanted.tokens)
+    assert found.info.accepted[:, 1:].sum() == 0 < found.info.tested.sum()
 
 
 def test_drafts_have_the_shape_that_was_asked_for(float64):
