@@ -92,6 +92,8 @@ def load(
     """
     name = os.fspath(name_or_path)
     dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise UserError(f"the type of a model is {dtype}; it must be a floating one")
     there = locate(name)
     path, origin = fetch(name) if there is None else (there, there.name)
     found, source = _outline(path, there is None or _is_published(path))

@@ -29,28 +29,21 @@ DATA = "data"
 MODEL = "model"
 
 
-def parse_mesh(text: str) -> dict[str, int]:
-    """Returns the number of devices per axis: "data=4,model=2" becomes {"data": 4,
-    "model": 2}."""
-    try:
-        return {
-            name.strip(): int(size)
-            for name, size in (part.split("=") for part in text.split(","))
-        }
-    except ValueError:
-        raise UserError(
-            f"mesh {text!r} names no devices per axis, as data=4,model=2 does"
-        ) from None
-
-
 def make_mesh(
     sizes: str | Mapping[str, int], devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
     """Makes a mesh with these numbers of devices per axis, which are 1 for an axis that
     is left out. Their product must be the number of the given devices (default: all
-    devices of all processes)."""
-    named = parse_mesh(sizes) if isinstance(sizes, str) else sizes
-    sizes = {DATA: 1, MODEL: 1, **named}
+    devices of all processes). "data=4,model=2" is short for {"data": 4, "model": 2}."""
+    if isinstance(sizes, str):
+        try:
+            named = (part.split("=") for part in sizes.split(","))
+            sizes = {name.strip(): int(size) for name, size in named}
+        except ValueError:
+            raise UserError(
+                f"mesh {sizes!r} names no devices per axis, as data=4,model=2 does"
+            ) from None
+    sizes = {DATA: 1, MODEL: 1, **sizes}
     devices = jax.devices() if devices is None else devices
     numbers = sizes.values()
     fits = math.prod(numbers) == len(devices) and min(numbers) > 0

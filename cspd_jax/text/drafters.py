@@ -69,7 +69,7 @@ class Drafts(NamedTuple):
     Whether a row stops drafting may depend on its drafts so far, and on the
     distribution from which the next draft would be drawn. But every token that was
     drawn must be returned: a drafter that holds a token back because of its value
-    biases the output.
+    biases the output. A token that is no id of the target ends the row's drafts.
     """
 
     tokens: Array

@@ -115,6 +115,8 @@ def test_texts_name_it_too(family, method, options, said):
         (lambda: cspd_jax.to_images("words", TOKENS), "'words' is no ImageModel"),
         (lambda: cspd_jax.picture(TOKENS), r"float64 \[1, 4, 2\], not uint8"),
         (lambda: cspd_jax.picture(PIXELS, "ab"), "2 labels for 1 images"),
+        (lambda: cspd_jax.load("words", "int8"), "is int8; it must be a floating one"),
+        (lambda: cspd_jax.citation("words"), "'words' is a name; load the model"),
         (lambda: text.Speculation(text.PromptLookup).drafting(), "is a class; write"),
         (lambda: cspd_jax.generate(KEY, "words", [0]), "'words' is no ImageModel"),
         (lambda: cspd_jax.fastest(KEY, "words", [0]), "'words' is no ImageModel"),
