@@ -211,7 +211,8 @@ def request_of(
         args,
         {**noise, **model.sampling},
         denoise=from_flags(image.ChainSpeculation, args)
-        if args.denoise == "speculative" or (args.window and not args.denoise)
+        if args.denoise == "speculative"
+        or (args.window is not None and not args.denoise)
         else "plain",
         order=image.Spread()
         if args.order

@@ -19,11 +19,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from chex import ArrayTree
 
+from cspd_jax.check import UserError
 from cspd_jax.coupling.draft_length import best_draft_length
 from cspd_jax.info import Calls, Counts
 from cspd_jax.keys import purpose_keys
@@ -213,7 +213,12 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
         inputs.drafter_params, state.drafter_state, request
     )
     tokens = drafts.tokens
-    chex.assert_shape(tokens, (len(state.length), inputs.max_gamma))
+    wanted = len(state.length), inputs.max_gamma
+    if tokens.shape != wanted:
+        raise UserError(
+            f"{type(inputs.drafter).__name__} drafted tokens {list(tokens.shape)};"
+            f" asked for were {list(wanted)}, for rows and max_gamma"
+        )
     known = (tokens >= 0) & (tokens < inputs.num_ids)
     drafts = drafts._replace(
         tokens=jnp.where(known, tokens, 0), count=first_failure(known, drafts.count)

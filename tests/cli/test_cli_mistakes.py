@@ -62,6 +62,7 @@ def folder(tmp_path_factory):
         ),
         (GENERATE + " --prompt red", "makes images of classes"),
         (GENERATE + " --gamma 8", "--gamma goes with --method self or draft, and"),
+        (GENERATE + " --window 0", "window is 0; it must be at least 1"),
         (GENERATE + " --n -3", "argument --n: -3 is not at least 1"),
         ("sample --out made --num-iter 1000", "num_iter are of MAR"),
         ("text --method tree --gamma 4", "with --method speculation"),
