@@ -65,7 +65,7 @@ def test_load(folder, model, monkeypatch):
     chex.assert_tree_all_finite(tokens)
     assert tokens.dtype == jnp.float32
     monkeypatch.setattr(hub, "SHIPPED", folder)
-    refuses(lambda: cspd_jax.load("nothing"), "name of a model; did you mean default")
+    refuses(lambda: cspd_jax.load("nothing"), "none of the names of models; default, ")
     refuses(lambda: cspd_jax.load(folder / "target", of=VAE), "takes an autoencoder")
 
 
