@@ -110,7 +110,8 @@ def check_vocabularies(target: Any, draft: Any) -> None:
 
 def check_kind(what: str, value: object, *kinds: type) -> None:
     """Raises UserError unless `value` is an instance of one of the classes `kinds`, and
-    its fields are right. The message begins with `what`, and says what to write."""
+    its fields are right: none is a class. The message begins with `what`, and says what
+    to write."""
     if not isinstance(value, kinds):
         names = " or ".join(
             f"{'.'.join(kind.__module__.split('.')[:2])}.{kind.__name__}(...)"

@@ -216,8 +216,8 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
     wanted = len(state.length), inputs.max_gamma
     if tokens.shape != wanted:
         raise UserError(
-            f"{type(inputs.drafter).__name__} drafted tokens {list(tokens.shape)};"
-            f" asked for were {list(wanted)}, for rows and max_gamma"
+            f"{type(inputs.drafter).__name__} drafted tokens {list(tokens.shape)}, not"
+            f" [rows, max_gamma] = {list(wanted)}"
         )
     known = (tokens >= 0) & (tokens < inputs.num_ids)
     drafts = drafts._replace(

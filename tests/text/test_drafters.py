@@ -106,5 +106,5 @@ def test_drafts_that_are_no_ids_end_a_draft(float64, temperature):
 def test_drafts_have_the_shape_that_was_asked_for(float64):
     model = text_models.model()
     pair = model, text_models.params(model)
-    with pytest.raises(UserError, match=r"OneShort drafted tokens \[1, 3\]; asked"):
+    with pytest.raises(UserError, match=r"OneShort drafted tokens \[1, 3\], not"):
         text.generate(None, pair, [[3, 5, 7]], text.Speculation(OneShort()))
