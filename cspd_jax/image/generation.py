@@ -165,7 +165,7 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
         if (
             options.shortcuts
             or isinstance(options.order, Spread)
-            or options.num_iter not in (None, model.config.seq_len)
+            or options.num_iter not in (None, model.network.seq_len)
         ):
             raise UserError(
                 "annealing, the checkerboard, the order spread and num_iter are of MAR;"

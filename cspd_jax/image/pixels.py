@@ -69,14 +69,14 @@ def to_images(
     """
     check_vae(model, vae)
     tokens = np.asarray(getattr(tokens, "tokens", tokens))
-    config = model.config
-    if tokens.shape[1:] != (config.seq_len, config.token_dim):
+    network = model.network
+    if tokens.shape[1:] != (network.seq_len, network.token_dim):
         raise UserError(
             f"the tokens are {list(tokens.shape)}; {model.name} makes [N,"
-            f" {config.seq_len}, {config.token_dim}]"
+            f" {network.seq_len}, {network.token_dim}]"
         )
     if vae is None:
-        return as_bytes(unpatchify(tokens, config.patch_size))
+        return as_bytes(unpatchify(tokens, model.config.patch_size))
     latents = (
         np.asarray(tokens, np.float32)
         if _on_sphere(model)
