@@ -12,9 +12,11 @@ than `Verdict.visible`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -85,10 +87,8 @@ def rule(
             kept, token = verify(
                 int(random.integers(2**31)), p[before], q[before[:-1]], np.array(drawn)
             )
-            kept = int(kept)
-            _check_range(kept, length, "drafts kept")
-            _check_range(int(token), vocabulary, "a token")
-            text = [*drawn[:kept], int(token)]
+            kept = _within(kept, length, "drafts kept")
+            text = [*drawn[:kept], _within(token, vocabulary, "a token")]
             texts[i] = text + _walk(p, text[-1], drafts - kept, random)
         found[name] = _of_sequences(texts, law)
     visible = _visible(_of_counts(vocabulary**length), draws)
@@ -131,10 +131,11 @@ def transitions(
                 (0.7 * before + apart, wider * spread),
                 np.array(states[1:]),
             )
-            kept = int(kept)
-            _check_range(kept, drafts + 1, "drafts kept")
+            kept = _within(kept, drafts + 1, "drafts kept")
             if kept < drafts:
-                states[kept + 1] = np.asarray(value, float)
+                states[kept + 1] = np.asarray(value, float).reshape(dim)
+                if not np.isfinite(states[kept + 1]).all():
+                    raise UserError(f"a state came out as {value}; it must be finite")
             for j in range(kept + 2, drafts + 1):
                 states[j] = 0.8 * states[j - 1] + deviation * random.standard_normal(
                     dim
@@ -170,7 +171,7 @@ def sequences(
             f" {law.ndim} whole numbers were asked for"
         )
     for end in (texts.min(), texts.max()):
-        _check_range(int(end), law.shape[0], "a token")
+        _within(end, law.shape[0], "a token")
     visible = _visible(_of_counts(law.size), draws)
     return _verdict({"sequences": _of_sequences(texts, law)}, draws, visible)
 
@@ -260,9 +261,14 @@ def _of_sequences(texts: Array, law: Array) -> float:
     return min(1.0, len(found) * min(found))
 
 
-def _check_range(value: int, size: int, what: str) -> None:
-    if not 0 <= value < size:
-        raise UserError(f"{what} came out as {value}; it must be 0 to {size - 1}")
+def _within(value: Any, size: int, what: str) -> int:
+    """Returns a whole number from 0 to size - 1, of any library's type, as an int."""
+    with contextlib.suppress(TypeError):
+        if 0 <= operator.index(value) < size:
+            return operator.index(value)
+    raise UserError(
+        f"{what} came out as {value}; it must be a whole number from 0 to {size - 1}"
+    )
 
 
 def _of_counts(cells: int) -> float:
@@ -344,15 +350,19 @@ def ks_p_value(sample: Array, cdf: Callable[[Array], Array]) -> float:
 
 
 def normals_p_value(noise: Array) -> float:
-    """Noise [N, L, d] (NaN where there is none) against independent standard normals:
-    each step's [N, d], differences of neighbouring steps, sums and squared norms of
-    rows.
+    """Noise [N, L, d] (masked where there is none) against independent standard
+    normals: each step's [N, d], differences of neighbouring steps, sums and squared
+    norms of rows. What is not finite is refuted.
 
     Noise is what an output is made of: every failure of a joint law is one of this
     independence.
     """
     from scipy.stats import chi2, norm
 
+    noise = np.ma.asarray(noise)
+    if not np.isfinite(noise.compressed()).all():
+        return 0.0
+    noise = noise.filled(np.nan)
     made = np.sum(~np.isnan(noise), axis=(1, 2))
     some = made > 0
     steps = np.diff(noise, axis=1) / np.sqrt(2)

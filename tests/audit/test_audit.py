@@ -195,8 +195,15 @@ def test_what_cannot_be_judged_is_said():
         audit.sequences(siblings, LAW, draws=20)
     with pytest.raises(UserError, match="a token came out as 3"):
         audit.sequences(lambda seed, count: np.full((count, 2), 3), LAW)
-    with pytest.raises(UserError, match="drafts kept came out as 3"):
-        audit.rule(lambda seed, p, q, drafts: (3, 0))
+    for told, answer in (
+        ("drafts kept came out as 3", (3, 0)),
+        ("drafts kept came out as 1.5", (1.5, 0)),
+        ("a token came out as None", (1, None)),
+    ):
+        with pytest.raises(UserError, match=told):
+            audit.rule(lambda *_, answer=answer: answer)
+    with pytest.raises(UserError, match="a state came out as nan"):
+        audit.transitions(lambda seed, p, q, drafts: (0, np.nan), dims=[1])
 
 
 def test_what_is_visible_is_seen():

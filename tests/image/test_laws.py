@@ -10,6 +10,7 @@ from cspd_jax.audit import (
     FALSE_ALARM,
     counts_p_value,
     ks_p_value,
+    normals_p_value,
     share_p_value,
 )
 
@@ -47,6 +48,9 @@ TESTS = {
     ),
     "not finite": lambda r, wrong: ks_p_value(
         np.where(wrong, np.nan, r.normal(size=500)), norm.cdf
+    ),
+    "normals, one of which is not finite": lambda r, wrong: normals_p_value(
+        np.append(r.normal(size=499), np.nan if wrong else 0.0).reshape(250, 2, 1)
     ),
 }
 

@@ -111,7 +111,7 @@ class AnySchedule(LinearTokens):
 
 def noise_of(method, network, options, images, by=None):
     """Returns the whitened noise [N, L, d] that the tokens of so many images are made
-    of, in reveal order and NaN where a token was known; and what the sampler told.
+    of, in reveal order and masked where a token was known; and what the sampler told.
     Right samplers make independent normals, which `laws.normals_p_value` tests.
 
     by: a respacing whose law is taken in place of those that the options have.
@@ -145,5 +145,6 @@ def noise_of(method, network, options, images, by=None):
         guided = network.unconditional + (1 - network.unconditional) * scale
         expected = kappa * np.reshape(guided, (-1, 1, 1)) * z[:, None]
         noise[:, members] = (tokens[:, members] - expected) / np.sqrt(variance)
-    noise[np.arange(network.seq_len) < known[:, None]] = np.nan
+    noise = np.ma.array(noise)
+    noise[np.arange(network.seq_len) < known[:, None]] = np.ma.masked
     return noise, info
