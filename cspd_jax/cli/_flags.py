@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import sys
 from collections.abc import Mapping
@@ -31,6 +32,12 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        """Prints the message as one line, and ends the process with 2. For the first
+        unknown flag the line names the flag that looks like it."""
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        flags = self._option_string_actions
+        if near := difflib.get_close_matches(unknown.partition(" ")[0], flags, n=1):
+            message += f"; did you mean {near[0]}?"
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
