@@ -82,6 +82,7 @@ def folder(tmp_path_factory):
         ),
         ("generate --target wrods", "did you mean words?"),
         ("info words-cau", "did you mean words-causal"),
+        ("generate --lables 3", "--lables 3; did you mean --labels?"),
         ("text --draft lokup", "error: --draft MODEL|int8|int4|lookup: lokup is no"),
         ("text --prompt-ids a", "invalid 'integers' value: 'a'"),
         (GENERATE + " --anneal 50", "invalid 'FIRST:LAST' value: '50'"),
