@@ -333,8 +333,9 @@ def counts_p_value(counts: Array, probabilities: Array) -> float:
 
 def share_p_value(share: float, expected: float, count: int) -> float:
     """The mean of `count` independent numbers in [0, 1] against its expectation
-    (Hoeffding)."""
-    return min(1.0, 2 * math.exp(-2 * count * (share - expected) ** 2))
+    (Hoeffding). The p-value of a mean that is not a number is not one either, and is
+    above no limit."""
+    return min(2 * math.exp(-2 * count * (share - expected) ** 2), 1.0)
 
 
 def ks_p_value(sample: Array, cdf: Callable[[Array], Array]) -> float:
