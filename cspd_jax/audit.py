@@ -195,16 +195,17 @@ def greedy(
     if len(plain) != len(fast):
         raise UserError(f"{len(fast)} texts stand beside {len(plain)} plain ones")
     for row, (one, other) in enumerate(zip(plain, fast)):
-        one, other = list(map(int, one)), list(map(int, other))
+        one, other = (list(map(operator.index, text)) for text in (one, other))
         if one == other:
             continue
         parted += 1
         same = (a == b for a, b in zip(one, other))
         place = next((i for i, equal in enumerate(same) if not equal), None)
         place = min(len(one), len(other)) if place is None else place
-        if not (found := float(margin(row, place))) <= rounding:
+        if not 0 <= (found := float(margin(row, place))) <= rounding:
             wrong.append(f"text {row} at token {place} (margin {found:.2g})")
-    tokens = sum(map(len, plain))
+    if not (tokens := sum(map(len, plain))):
+        raise UserError("the texts have no tokens that could be compared")
     sentence = f"{parted} of {len(plain)} texts part, "
     sentence += "none" if not wrong else f"{len(wrong)}"
     sentence += f" where the margin is above {rounding:g}"

@@ -127,7 +127,8 @@ def check_kind(what: str, value: object, *kinds: type) -> None:
 def check_fields(of: Any) -> None:
     """Raises UserError unless each field of a dataclass, and of the dataclasses in it,
     is one of the field's choices and lies within its range. Each entry of an array
-    must. None and traced numbers are not checked."""
+    must. Traced numbers are not checked, and None only where the field's type has no
+    None."""
     for field in dataclasses.fields(of):
         value = getattr(of, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -142,20 +143,20 @@ def check_fields(of: Any) -> None:
                 f" {', '.join(choices)}"
             )
         within = field.metadata.get("within")
-        if within and value is not None and not isinstance(value, jax.core.Tracer):
-            numbers = np.asarray(value)
-            whole = "float" not in str(field.type)
-            if not jnp.issubdtype(numbers.dtype, jnp.integer if whole else jnp.number):
-                raise UserError(
-                    f"{field.name} is {shown(value)}; it must be"
-                    f" a {'whole ' * whole}number"
-                )
-            _check_range(field.name, numbers, *within)
-
-
-def _check_range(name: str, numbers: Any, low: float, high: float | None) -> None:
-    most = np.inf if high is None else high
-    right = np.isfinite(numbers) & (numbers >= low) & (numbers <= most)
-    if not right.all():
-        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise UserError(f"{name} is {numbers[~right][0]}; it must be {bounds}")
+        absent = value is None and "None" in str(field.type)
+        if not within or absent or isinstance(value, jax.core.Tracer):
+            continue
+        numbers = np.asarray(value)
+        whole = "float" not in str(field.type)
+        if not jnp.issubdtype(numbers.dtype, jnp.integer if whole else jnp.number):
+            raise UserError(
+                f"{field.name} is {shown(value)}; it must be a {'whole ' * whole}number"
+            )
+        low, high = within
+        most = np.inf if high is None else high
+        right = np.isfinite(numbers) & (numbers >= low) & (numbers <= most)
+        if not right.all():
+            bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise UserError(
+                f"{field.name} is {numbers[~right][0]}; it must be {bounds}"
+            )

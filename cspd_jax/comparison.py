@@ -14,7 +14,7 @@ import numpy as np
 
 from cspd_jax import image, masked, text
 from cspd_jax.check import UserError, shown
-from cspd_jax.image.generation import make
+from cspd_jax.image.generation import as_labels, make
 from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.info import Generated
 from cspd_jax.keys import independent_key
@@ -140,6 +140,7 @@ def fastest(
     """
     family = family_of(model)
     options = options or family.Options()
+    what = as_labels(model, what) if family is image else what
     own = None if key is None else independent_key(key)
     plain = Request(key, model, what, _reference(family), options)
     methods = methods or _usual(family, plain)

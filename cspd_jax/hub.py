@@ -105,9 +105,8 @@ def load(
         def put(place: tuple[str, ...], array: np.ndarray) -> jax.Array:
             if mesh is None:
                 return jnp.asarray(array)
-            return parallel.put(
-                array, parallel.sharding(mesh, place, array.shape, found.config)
-            )
+            placed = parallel.sharding(mesh, "/".join(place), array.shape, found.config)
+            return parallel.put(array, placed)
 
         params = convert(source, found.config, dtype, put)
         found = found._replace(params=params, metadata={"source": origin})

@@ -43,8 +43,8 @@ class Exactness(NamedTuple):
             return self
         return Exactness(
             False,
-            f"{draws} draws from a residual were given up, at the limit of tries or"
-            " because a density was not a number, and replaced",
+            f"{draws} draws were given up, at the limit of tries or because a density"
+            " or the model's output was not finite",
         )
 
 

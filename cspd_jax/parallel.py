@@ -146,23 +146,17 @@ def shardings(mesh: Mesh, params: ArrayTree, config: object = None) -> Any:
     """
 
     def of(path, leaf) -> NamedSharding:
-        return sharding(
-            mesh,
-            tuple(str(getattr(entry, "key", entry)) for entry in path),
-            leaf.shape,
-            config,
-        )
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return sharding(mesh, name, leaf.shape, config)
 
     return jax.tree_util.tree_map_with_path(of, params)
 
 
 def sharding(
-    mesh: Mesh, path: tuple[str, ...], shape: tuple[int, ...], config: object = None
+    mesh: Mesh, path: str, shape: tuple[int, ...], config: object = None
 ) -> NamedSharding:
     """Returns the sharding of the parameter at `path`, which has this shape."""
-    return NamedSharding(
-        mesh, partition("/".join(path), tuple(shape), mesh.shape[MODEL], config)
-    )
+    return NamedSharding(mesh, partition(path, shape, mesh.shape[MODEL], config))
 
 
 def place(mesh: Mesh, params: ArrayTree, config: object = None) -> ArrayTree:

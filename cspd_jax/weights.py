@@ -152,7 +152,7 @@ def load(
 
         if mesh is None:
             return jnp.asarray(part(...))
-        placed = sharding(mesh, tuple(name.split("/")), array.shape, config)
+        placed = sharding(mesh, name, array.shape, config)
         if placed.is_fully_addressable:
             return jax.device_put(part(...), placed)
         return jax.make_array_from_callback(array.shape, placed, part)

@@ -32,6 +32,8 @@ def device_loops(on: bool) -> None:
 
     The choice does not change any result. It has not been measured on a GPU yet.
     """
+    if not isinstance(on, bool):
+        raise TypeError(f"on is {on!r}; it must be True or False")
     _asked["device_loops"] = on
 
 

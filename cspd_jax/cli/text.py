@@ -88,11 +88,6 @@ def run(args: argparse.Namespace) -> None:
         stop_ids=() if args.no_stop else None,
         exact_bits=(read(args, "gamma") or 4) if args.exact_bits else None,
     )
-    if not options.temperature and (options.top_k or options.top_p):
-        raise UserError(
-            "without --temperature nothing is drawn that --top-k or --top-p"
-            " could change"
-        )
     key = seed_key(args.seed)
     method = _method(args, target)
     refuse_unread(args)

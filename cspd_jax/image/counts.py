@@ -46,7 +46,7 @@ def generated(
     The record's `tested` and `accepted` [B, gamma] are counted from the marks. Say
     gamma is 2, and the marks of an image are [0, 1, -2, 2]. One draft was tested 1
     group ahead and two were tested 2 groups ahead: `tested` is [1, 2], and `accepted`
-    is [1, 1].
+    is [1, 1]. A token that is not finite counts as truncated.
 
     tokens, marks: [B, L + padding, ...] the tokens and their marks in reveal order.
     final: the number of final tokens, one number or [B].
@@ -65,12 +65,13 @@ def generated(
     by_distance = lambda marks: jnp.sum(
         marks[..., None] == ahead, axis=1, dtype=jnp.int32
     )
+    lost = jnp.any(~jnp.isfinite(tokens), axis=2).sum(axis=1, dtype=jnp.int32)
     info = Info(
         made=final - known,
         rounds=counts.rounds,
         tested=by_distance(jnp.abs(marks)),
         accepted=by_distance(marks),
-        truncated=counts.truncated,
+        truncated=jnp.maximum(counts.truncated, lost),
         calls=counts.calls,
         trace=Trace(marks, counts.tested, counts.accepted),
         claim=bound.recipe.claim,

@@ -142,6 +142,7 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
     """Raises a UserError if the method does not work with this model and these
     options."""
     draft = method.draft
+    length = model.network.seq_len
     noise = method.needs_final_noise
     criterion = getattr(method, "criterion", None)
     if criterion is not None and not hasattr(criterion, "verify"):
@@ -149,6 +150,11 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
     if draft is not None:
         check_model(draft, ImageModel)
         check_draft(model.config, draft.config)
+        if len({is_flow(of.config.respacing) for of in (draft, model)}) > 1:
+            raise UserError(
+                f"the head of either {draft.name} or {model.name} is a flow, and the"
+                " other one is not; give a draft of the target's kind"
+            )
         alike = draft.config.respacing == model.config.respacing
         if options.respacing is None and not alike:
             raise UserError(
@@ -165,7 +171,7 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
         if (
             options.shortcuts
             or isinstance(options.order, Spread)
-            or options.num_iter not in (None, model.network.seq_len)
+            or options.num_iter not in (None, length)
         ):
             raise UserError(
                 "annealing, the checkerboard, the order spread and num_iter are of MAR;"
@@ -192,6 +198,8 @@ def _check(model: ImageModel, method: Method, options: Options, images: int) -> 
             "annealing and the checkerboard are shortcuts of the plain sampler, and"
             " annealing denoises step by step; leave them out"
         )
+    if np.ndim(options.temperature):
+        raise UserError("temperature has several numbers; images take one for all")
     if np.ndim(options.cfg) and np.shape(options.cfg) != (images,):
         raise UserError(
             f"cfg has {np.size(options.cfg)} numbers for {images} images; give one, or"

@@ -53,15 +53,24 @@ class PaperCriterion(Criterion):
     inner_temperature=1."""
 
     sigma: bool = option(
-        True, "on or off: the factor Sigma of Eq. 5 (on)", flags=("--sigma",), type=bool
+        True,
+        "whether the test has the factor Sigma of Eq. 5 (default: on)",
+        flags=("--sigma",),
+        type=bool,
+        metavar="on|off",
     )
     align: bool = option(
-        True, "on or off: both chains share noise (on)", flags=("--align",), type=bool
+        True,
+        "whether both chains share noise (default: on)",
+        flags=("--align",),
+        type=bool,
+        metavar="on|off",
     )
     inner_temperature: float = option(
         1.0,
         "how much wider the test is (1; released: 42)",
         flags=("--inner-temperature",),
+        within=(0, None),
         type=float,
     )
     proposals: int = option(
@@ -71,7 +80,9 @@ class PaperCriterion(Criterion):
         within=(1, None),
         type=int,
     )
-    max_resamples: int = option(64, "iterations after which the loop gives up")
+    max_resamples: int = option(
+        64, "iterations after which the loop gives up", within=(1, None)
+    )
 
     name: ClassVar[str] = "paper"
     completes: ClassVar[bool] = True

@@ -27,6 +27,7 @@ from cspd_jax.language_models import (
 from cspd_jax.masked import stepwise
 from cspd_jax.masked.canvas import Canvas, make_canvas
 from cspd_jax.masked.options import Method, Options, Schedule, SelfSpeculation, Stepwise
+from cspd_jax.masked.rule import TEMPERED
 from cspd_jax.masked.sets import MoveSets, chosen, prefixes, tables_of
 from cspd_jax.masked.speculative import MaskedState, Speculation
 from cspd_jax.masked.stepwise import Steps, StepState
@@ -220,6 +221,12 @@ def _check_decoder(config: LMConfig, method: Method, options: Options) -> None:
         raise UserError(
             f"block is {block}; the model's own blocks of {config.block} places must be"
             " whole blocks of this length"
+        )
+    cuts = options.top_p is not None or options.top_k is not None
+    if cuts and _is_zero(options.temperature) and options.confidence not in TEMPERED:
+        raise UserError(
+            "at temperature 0 top_k and top_p change nothing with confidence"
+            f" {options.confidence!r}; give a temperature, or leave them out"
         )
     several = options.per_step > 1 or options.threshold is not None
     if isinstance(method, Schedule) and (config.block or several):

@@ -202,7 +202,7 @@ def uses_tempered(canvas: Canvas) -> bool:
     """Returns whether `tempered` logits are needed: for top-p, for top-k, or for one of
     Dream's confidences."""
     cuts = canvas.options.top_p is not None or canvas.options.top_k is not None
-    return cuts or canvas.options.confidence in ("probability", "margin", "entropy")
+    return cuts or canvas.options.confidence in TEMPERED
 
 
 def tempered(canvas: Canvas, logits: Array) -> Array:
@@ -253,6 +253,8 @@ def negative_entropy(logits: Array, tokens: Array) -> Array:
     return jnp.sum(jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0), axis=-1)
 
 
+# Dream's measures, which read the distribution that the token is drawn from.
+TEMPERED = ("probability", "margin", "entropy")
 MEASURES: dict[str, Callable[[Array, Array], Array]] = {
     "clean": log_probability,
     "probability": log_probability,

@@ -104,6 +104,7 @@ class Drafter(Protocol):
     ) -> tuple[Drafts, ArrayTree]:
         """Returns drafts and the drafter's next state. The drafts of a row must depend
         on this row alone."""
+        raise NotImplementedError
 
 
 class Drafting(NamedTuple):

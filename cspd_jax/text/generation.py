@@ -241,6 +241,11 @@ def _sampling(
     decoding is greedy."""
     temperature = 0.0 if options.temperature is None else concrete(options.temperature)
     if temperature is not None and np.all(temperature == 0):
+        if options.top_k is not None or options.top_p is not None:
+            raise UserError(
+                "at temperature 0 nothing is drawn that top_k (--top-k) or top_p"
+                " (--top-p) could change; give a temperature"
+            )
         return None, Sampling()
     if key is None:
         raise UserError("sampling needs a key: one, or one for each row")

@@ -186,6 +186,11 @@ def test_greedy_texts():
     assert not found and "text 2 at token 2 (margin 0.5)" in found.sentence
     found = audit.greedy(plain[:2], fast[:2], lambda row, place: margins[row, place])
     assert found and found.sentence.startswith("1 of 2 texts part, none")
+    assert not audit.greedy([[1]], [[2]], lambda row, place: -1.0)
+    with pytest.raises(UserError, match="no tokens that could be compared"):
+        audit.greedy([[]], [[]], lambda row, place: 0.0)
+    with pytest.raises(TypeError, match="as an integer"):
+        audit.greedy([[1.2]], [[1.4]], lambda row, place: 0.0)
 
 
 def test_what_cannot_be_judged_is_said():

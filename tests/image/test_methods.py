@@ -26,11 +26,18 @@ from cspd_jax.image.methods import (
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.language_models import as_prompts
+from cspd_jax.models import ImageModel
 from cspd_jax.networks.mar import MARModel
+from cspd_jax.networks.sphere import SphereConfig, SphereModel
 
 KEY = jax.random.key(3)
 TOKENS = np.zeros((1, 4, 2))
 PIXELS = np.zeros((1, 8, 8, 1), np.uint8)
+FLOW = SphereConfig(16, 16, num_classes=5, patch_size=4, vae_stride=1)
+
+
+def loaded(kind):
+    return cspd_jax.load(f"{kind}-default")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +68,13 @@ def model(folder):
         (Plain(), Options(denoise=4), "denoise is 4; it must be one of plain, spec"),
         (Plain(), Options(cfg=np.array([np.nan])), "cfg is nan; it must be at least 0"),
         (Plain(), Options(cfg="2"), "cfg is '2'; it must be a number"),
+        (Plain(), Options(cfg=None), "cfg is None; it must be a number"),
+        (Plain(), Options(temperature=[0.5, 1]), "images take one for all"),
+        (
+            DraftSpeculation(ImageModel("flow", SphereModel(FLOW), None)),
+            Options(respacing="5"),
+            "the head of either flow or",
+        ),
         (Plain(), Options(final_noise="off"), "final_noise is 'off'; it must be True"),
         (DraftSpeculation(None, 3), Options(), "3 is no criterion; PathCriterion()"),
         (DraftSpeculation(None, PaperCriterion), Options(), "criterion is a class; wr"),
@@ -120,6 +134,18 @@ def test_texts_name_it_too(family, method, options, said):
         (lambda: text.Speculation(text.PromptLookup).drafting(), "is a class; write"),
         (lambda: cspd_jax.generate(KEY, "words", [0]), "'words' is no ImageModel"),
         (lambda: cspd_jax.fastest(KEY, "words", [0]), "'words' is no ImageModel"),
+        (
+            lambda: text.generate(
+                None, loaded("text"), [[1]], options=text.Options(top_p=0.5)
+            ),
+            "at temperature 0 nothing is drawn that top_k",
+        ),
+        (
+            lambda: masked.prepare(
+                None, loaded("masked"), [[1]], options=masked.Options(top_k=3)
+            ),
+            "at temperature 0 top_k and top_p change nothing with confidence 'clean'",
+        ),
     ],
 )
 def test_names_are_no_models_and_texts_no_ids(call, said):
@@ -180,7 +206,8 @@ def test_what_is_exact(denoise):
 @pytest.mark.slow
 def test_fastest_is_a_request_that_runs(model):
     each = Options(num_iter=2, cfg=np.array([1.0, 2.0, 3.0]))
-    found = cspd_jax.fastest(KEY, model, [0, 1, 2], options=each)
+    names = np.array(model.class_names)[:3]
+    found = cspd_jax.fastest(KEY, model, names, options=each)
     tokens, info = generate(*found.request)
     chex.assert_shape(tokens, (3, 16, 16))
     assert info.exact and min(found.seconds.values()) > 0

@@ -275,12 +275,15 @@ def test_a_limit_of_tries_is_counted():
 
 @pytest.mark.slow
 def test_an_image_that_diverges_stops_nobody():
-    """What is not a number is given up at once, and counted."""
+    """What is not finite is given up at once, and counted. Nor is it exact by the plain
+    sampler."""
     network = LinearTokens(pull=1e38)
     far = ImageModel("far", network, None)
-    tokens, info = image.generate(jax.random.key(3), far, [0, 0], IMAGE["self"].asked())
-    assert not np.isfinite(tokens).all() and info.truncated.sum() > 0
-    assert np.all(info.rounds <= network.seq_len)
+    for method in (IMAGE["self"].asked(), Plain()):
+        tokens, info = image.generate(jax.random.key(3), far, [0, 0], method)
+        assert not np.isfinite(tokens).all()
+        assert info.truncated.sum() > 0 and not info.exact
+        assert np.all(info.rounds <= network.seq_len)
 
 
 @pytest.mark.slow
