@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from chex import ArrayTree
 
 from cspd_jax._utils.accelerators import read_at_once, with_enough_rows
+from cspd_jax.check import UserError
 from cspd_jax.diffusion.gaussian import (
     Coefficients,
     Gaussian,
@@ -60,7 +61,13 @@ def predict(
     out = with_enough_rows(
         lambda params, rows: denoiser.denoise(params, *rows), params, rows
     )
-    eps, v = guide(out, x.shape[-1], scale)
+    count, dim = rows[0].shape
+    if out.shape not in ((count, dim), (count, 2 * dim)):
+        raise UserError(
+            f"denoise returned {list(out.shape)} for {count} rows of {dim} numbers; it"
+            f" must return eps and v, {[count, 2 * dim]}, or a flow's velocity"
+        )
+    eps, v = guide(out, dim, scale)
     return eps.astype(x.dtype), v.astype(x.dtype)
 
 

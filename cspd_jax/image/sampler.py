@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from chex import ArrayTree
 
 from cspd_jax._utils.compilation import outermost_jit
+from cspd_jax.check import UserError
 from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.image.bound import BoundModel, bind, embed_time
 from cspd_jax.image.chain import not_begun, speculate_chain
@@ -192,6 +193,11 @@ def group_context(
         )
     else:
         z = network.context(bound.params, *arguments, bucket=segment.bucket)
+    if z.ndim != 3 or z.shape[:2] != index.shape:
+        raise UserError(
+            f"context returned {list(z.shape)}; it must be [rows, tokens, D] for rows"
+            f" and tokens {list(index.shape)}"
+        )
     return z, jnp.take_along_axis(bound.order[:images], index[:images], axis=1), cache
 
 

@@ -9,6 +9,7 @@ from batches import batch_of
 from golden_cases import fixture
 from linear_tokens import LinearTokens
 
+from cspd_jax.check import UserError
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import bind
 from cspd_jax.image.options import Options
@@ -62,6 +63,25 @@ class Cached(LinearTokens):
 
     def context(self, *args, **kwargs):
         raise AssertionError("a model with a cache is asked through extend")
+
+
+@pytest.mark.parametrize(
+    "function, said",
+    [
+        ("denoise", r"denoise returned \[2, 3\] for 2 rows of 2 numbers"),
+        ("context", r"context returned \[2, 2\]; .* \[2, 1\]"),
+    ],
+)
+def test_a_model_that_breaks_its_contract_is_told(function, said):
+    right = getattr(LinearTokens, function)
+    cut = {
+        "denoise": lambda *args: right(*args)[:, :3],
+        "context": lambda *args, **named: right(*args, **named)[:, 0],
+    }
+    broken = type("Broken", (LinearTokens,), {function: cut[function]})()
+    batch = batch_of(broken, None, KEYS[:2], jnp.zeros(2, jnp.int32), Options())
+    with pytest.raises(UserError, match=said):
+        jax.eval_shape(batch.generate)
 
 
 @pytest.mark.slow
