@@ -55,7 +55,7 @@ def documented(cls: type) -> type:
         for field in dataclasses.fields(cls)
         if "help" in field.metadata
     )
-    cls.__doc__ = "\n".join([f"{cls.__doc__}\n", *meanings])
+    cls.__doc__ = "\n".join([f"{str(cls.__doc__).rstrip()}\n", *meanings])
     return cls
 
 

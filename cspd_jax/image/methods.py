@@ -166,7 +166,7 @@ class SelfSpeculation(_Rounds):
     coupled: bool = option(
         False,
         "drafts after a rejected one are kept and corrected, still exactly;"
-        " saves rounds if gamma is large (off)",
+        " saves rounds if gamma is large (default: off)",
         flags=("--coupled",),
         type=bool,
         metavar="on|off",
