@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import at_least_float32, uniform
+from cspd_jax.coupling.acceptance import at_least_float32, gumbel
 from cspd_jax.keys import purpose_keys
 
 Array = jax.Array
@@ -141,29 +141,12 @@ def noise_at(keys: Array, positions: Array, num_ids: int, dtype) -> Array:
     return gumbel(jax.vmap(fold)(keys, positions), num_ids, dtype)
 
 
-def gumbel(keys: Array, num_ids: int, dtype) -> Array:
-    """Draws Gumbel noise [..., num_ids] for keys [...].
-
-    It is made from uniforms with 32 random bits. The upper tail of the noise lets rare
-    tokens win, and would be too coarse with fewer bits.
-    """
-    one = lambda key: uniform(key, (num_ids,), dtype)
-    u = jax.vmap(one)(keys.reshape(-1)).reshape(*keys.shape, num_ids)
-    return -jnp.log(-jnp.log1p(-jnp.minimum(u, 1 - 2.0**-24)))
-
-
 def most_probable(logits: Array) -> Array:
     """Returns the id [...] with the largest of logits [..., V], or the first such id if
     there are several; `NO_TOKEN` where the largest logit is not finite."""
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     # If any logit is NaN, so is the maximum.
     return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), best, NO_TOKEN)
-
-
-def gumbel_max(log_p: Array, noise: Array) -> Array:
-    """Draws ids, int32 [...], from log_p [..., V], normalised or not. The drawn id has
-    the largest log_p + noise, for Gumbel noise [..., V]."""
-    return jnp.argmax(log_p + noise, axis=-1).astype(jnp.int32)
 
 
 def _keep_largest(x: Array, enough: Callable[[Array], Array]) -> Array:

@@ -15,6 +15,8 @@ from cspd_jax.coupling.acceptance import (
     CouplingInfo,
     accepts,
     at_least_float32,
+    gumbel,
+    gumbel_max,
     log1mexp,
     log_acceptance,
     log_excess,
@@ -60,7 +62,8 @@ def draw_or_fall_back(key: Array, logits: Array, log_p: Array) -> tuple[Array, A
     """Returns an index drawn from `logits` [V], or from log_p [V] if all logits are
     -inf; and whether they all are."""
     empty = jnp.all(logits == -jnp.inf)
-    return jax.random.categorical(key, jnp.where(empty, log_p, logits)), empty
+    noise = gumbel(key, len(logits), logits.dtype)
+    return gumbel_max(jnp.where(empty, log_p, logits), noise), empty
 
 
 class Verified(NamedTuple):
@@ -138,7 +141,9 @@ def block_distributions(
     position = jnp.arange(most)
     log_pi = _prefix_acceptance(log_p[position, drafts], log_q[position, drafts])
     log_next = log_excess(log_pi[:, None] + log_p, log_q)
-    log_s = logsumexp(log_next, axis=-1)
+    # A target that is lost after some draft decides nothing about the tokens before it.
+    lost = jnp.isnan(log_p[:, 0])
+    log_s = jnp.where(lost, log_pi, logsumexp(log_next, axis=-1))
     log_total = jnp.logaddexp(log_s, log1mexp(-log_pi))  # S + 1 - pi
     log_h = jnp.where(log_total == -jnp.inf, 0.0, log_s - log_total)
     return BlockDistributions(

@@ -28,9 +28,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import at_least_float32
+from cspd_jax.coupling.acceptance import at_least_float32, gumbel
 from cspd_jax.masked.canvas import Canvas, Window
-from cspd_jax.sampling import cut_top_k, cut_top_p, gumbel, most_probable
+from cspd_jax.sampling import cut_top_k, cut_top_p, most_probable
 
 Array = jax.Array
 _PLACES = 2**32 - 2  # larger than any step, so no step's noise is derived from it

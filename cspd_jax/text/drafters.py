@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from chex import ArrayTree
 
 from cspd_jax.check import UserError, naming
+from cspd_jax.coupling.acceptance import gumbel_max
 from cspd_jax.language_models import LanguageModel, Model, Pass, Prompts, bound
-from cspd_jax.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
+from cspd_jax.sampling import Sampling, fit_vocabulary, log_probs, noise_at
 
 Array = jax.Array
 

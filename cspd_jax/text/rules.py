@@ -13,13 +13,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import accepts, uniform
+from cspd_jax.coupling.acceptance import accepts, gumbel, gumbel_max, uniform
 from cspd_jax.coupling.categorical import residual_logits, verify_block
 from cspd_jax.keys import purpose_keys
 from cspd_jax.sampling import (
+    NO_TOKEN,
     Purpose,
-    gumbel,
-    gumbel_max,
     noise_at,
     point_mass,
     round_keys,
@@ -107,7 +106,9 @@ def match(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
     noise = noise_at(
         purpose_keys(keys, Purpose.TOKEN), positions, log_p.shape[-1], log_p.dtype
     )
-    return agree(gumbel_max(log_p, noise), drafts)
+    # If one log probability of a distribution is NaN, all of them are.
+    lost = jnp.isnan(log_p[..., 0])
+    return agree(jnp.where(lost, NO_TOKEN, gumbel_max(log_p, noise)), drafts)
 
 
 def agree(tokens: Array, drafts: Drafts) -> Verdict:

@@ -16,10 +16,12 @@ from cspd_jax.audit import FALSE_ALARM, counts_p_value, share_p_value
 from cspd_jax.coupling.categorical import (
     block_distributions,
     couple_categorical,
+    draw_or_fall_back,
     residual_logits,
 )
 
 LANES = 50_000
+KEYS_OF_RARE = jax.random.split(jax.random.key(0), 8000)
 # The worked example of the literature: sleeping, eating, running.
 DRAFT = np.array([0.7, 0.2, 0.1])
 TARGET = np.array([0.4, 0.4, 0.2])
@@ -45,6 +47,30 @@ def drawn(p, seed=1):
 def fits(values, p):
     """Whether ids are distributed as p, by the test that refutes wrong couplings."""
     return counts_p_value(np.bincount(values, minlength=len(p)), p) > FALSE_ALARM
+
+
+@pytest.mark.slow
+def test_rare_ids_come_as_often_as_they_should():
+    """16 of 8000 draws are expected to be one of 99 999 ids of probability 2e-8; fewer
+    than 4 have probability 1e-4. With 23 random bits there are none."""
+    log_p = logs(np.append(1 - 99_999 * 2e-8, np.full(99_999, 2e-8)))
+    found = {
+        draw: np.count_nonzero(jax.lax.map(jax.jit(draw), KEYS_OF_RARE))
+        for draw in (
+            lambda key: draw_or_fall_back(key, log_p, log_p)[0],
+            lambda key: jax.random.categorical(key, log_p),
+        )
+    }
+    ours, coarse = found.values()
+    assert 4 <= ours <= 40 and coarse < 4
+
+
+def test_a_target_that_is_lost_behind_a_draft_decides_nothing_before_it():
+    lost = np.full(3, np.nan, np.float32)
+    found = block_distributions(
+        np.stack([logs(TARGET), lost]), logs(DRAFT)[None], np.array([0])
+    )
+    chex.assert_trees_all_close(np.exp(found.log_h), np.array([0.4 / 0.7]), rtol=1e-5)
 
 
 def test_the_worked_example():

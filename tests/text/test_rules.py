@@ -6,6 +6,7 @@ N = 20 000 rows with one prompt, four tokens each: 256 texts, fewer with a stop 
 Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
 """
 
+import dataclasses
 import functools
 import itertools
 
@@ -18,13 +19,13 @@ import text_models
 
 from cspd_jax import text
 from cspd_jax.audit import FALSE_ALARM, counts_p_value
-from cspd_jax.coupling.acceptance import uniform
+from cspd_jax.coupling.acceptance import gumbel, gumbel_max, uniform
 from cspd_jax.coupling.categorical import residual_logits
 from cspd_jax.coupling.siblings import accept_sibling
 from cspd_jax.keys import purpose_keys
-from cspd_jax.sampling import Purpose, Sampling, gumbel, gumbel_max, round_keys
+from cspd_jax.sampling import NO_TOKEN, Purpose, Sampling, round_keys
 from cspd_jax.text import Drafting, ModelDrafter, Options, Prompts, rules
-from cspd_jax.text.drafters import Drafts
+from cspd_jax.text.drafters import Drafter, Drafts
 from cspd_jax.text.rules import RULES, Verdict
 from cspd_jax.text.trees.rounds import TREE_RULES
 
@@ -54,6 +55,8 @@ def drafter(kind):
         return text.draft_from_states(
             text_models.head(lm, params, np.array([3, 0, 2])), (lm, params)
         )
+    if kind == "stranger":
+        return Stranger()
     if kind == "fewer ids":
         lm = text_models.model(V - 1, padding=3, dtype=jnp.float32)
         return lm, text_models.params(lm, seed=5, scale=0.6)
@@ -84,6 +87,21 @@ def index(texts):
 
 
 PROMPTS = Prompts(np.tile(PROMPT, (ROWS, 1)), np.full(ROWS, len(PROMPT)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stranger(Drafter):
+    """Draws one id after the other from one distribution, which has an id that the
+    target has not."""
+
+    def draft(self, params, state, request):
+        log_q = jnp.log(jnp.array([0.15, 0.15, 0.2, 0.1, 0.4]))
+        shape = (request.max_gamma,)
+        draw = lambda key: jax.random.categorical(key, log_q, shape=shape)
+        tokens = jax.vmap(draw)(request.keys)
+        log_q = jnp.broadcast_to(log_q[:V], (*tokens.shape, V))
+        none = jnp.int32(0)
+        return Drafts(tokens, request.count, log_q, none, none), state
 
 
 def speculation(rule, kind="near", **how):
@@ -125,6 +143,8 @@ WAYS = {
     ),
     "block, mixed": (speculation("block", **MIXED), OPEN, STOPS),
     "google, head, mixed": (speculation("google", "head", **MIXED), OPEN, STOPS),
+    "google, strange ids": (speculation("google", "stranger"), OPEN, {}),
+    "block, strange ids": (speculation("block", "stranger"), OPEN, {}),
     "tree, stop": (tree(3, 2), OPEN, STOPS),
     "tree, wider than what is left of q": (tree(4, 1), SAMPLED, {}),
     "tree, a chain": (tree(1, 1, 1), OPEN, {}),
@@ -289,6 +309,20 @@ class Stale(ModelDrafter):
     def draft(self, params, cache, request):
         request = request._replace(keys=purpose_keys(params[1], Purpose.DRAFT))
         return super().draft(params[0], cache, request)
+
+
+def test_no_draft_matches_a_target_that_is_lost():
+    """The rule match ends a text where the log probabilities are NaN, whatever id a
+    NaN is the maximum of."""
+    log_p = jnp.log(jnp.full((1, 3, 2), 0.5)).at[0, 1].set(jnp.nan)
+    keys = jax.random.split(jax.random.key(0), 1)
+    found = []
+    for pair in itertools.product(range(2), repeat=2):
+        drafts = Drafts(jnp.array([pair]), jnp.array([2]), None, 0, 0)
+        verdict = rules.match(keys, jnp.array([5]), log_p, drafts)
+        found.append((int(verdict.tau[0]), int(verdict.token[0])))
+    # Two of the four pairs begin with the target's own token.
+    assert found.count((1, NO_TOKEN)) == 2 and {tau for tau, _ in found} == {0, 1}
 
 
 def test_a_draft_that_is_certain_is_accepted_by_every_number(monkeypatch):

@@ -11,7 +11,8 @@ import pytest
 import text_models
 
 from cspd_jax.audit import FALSE_ALARM, counts_p_value
-from cspd_jax.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
+from cspd_jax.coupling.acceptance import gumbel_max
+from cspd_jax.sampling import Sampling, fit_vocabulary, log_probs, noise_at
 
 LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float32)
 of_logits = jax.jit(log_probs)
