@@ -114,10 +114,11 @@ def transitions(
     """
     random = np.random.default_rng(seed)
     found = {}
-    for dim, wider in itertools.product(dims, (1.0, 1.3)):
+    for dim, most in itertools.product(dims, (1.0, 1.6)):
         deviation = 0.7 + 0.3 * random.random(dim)
+        wider = random.uniform(1.0, most, dim)
         apart = 0.4 / math.sqrt(dim)  # so that some drafts are kept for every d
-        noise = np.zeros((draws, drafts, dim))
+        noise = np.zeros((draws, drafts + 1, dim))
         for i in range(draws):
             states = [random.standard_normal(dim)]
             for _ in range(drafts):
@@ -134,17 +135,16 @@ def transitions(
             kept = _within(kept, drafts + 1, "drafts kept")
             if kept < drafts:
                 states[kept + 1] = np.asarray(value, float).reshape(dim)
-                if not np.isfinite(states[kept + 1]).all():
-                    raise UserError(f"a state came out as {value}; it must be finite")
             for j in range(kept + 2, drafts + 1):
                 states[j] = 0.8 * states[j - 1] + deviation * random.standard_normal(
                     dim
                 )
             path = np.array(states)
-            noise[i] = (path[1:] - 0.8 * path[:-1]) / deviation
-        name = f"d = {dim}, {'equal' if wider == 1 else 'unequal'} variances"
+            noise[i, 0] = path[0]
+            noise[i, 1:] = (path[1:] - 0.8 * path[:-1]) / deviation
+        name = f"d = {dim}, {'equal' if most == 1 else 'unequal'} variances"
         found[name] = normals_p_value(noise)
-    tests = len(found) * (2 * drafts + 1)
+    tests = len(found) * (2 * drafts + 3)
     visible = _visible(math.log(2 * tests / FALSE_ALARM), draws)
     return _verdict(found, draws * len(found), visible)
 
@@ -173,7 +173,8 @@ def sequences(
     for end in (texts.min(), texts.max()):
         _within(end, law.shape[0], "a token")
     visible = _visible(_of_counts(law.size), draws)
-    return _verdict({"sequences": _of_sequences(texts, law)}, draws, visible)
+    found = _of_sequences(texts, law / law.sum())
+    return _verdict({"sequences": found}, draws, visible)
 
 
 def greedy(

@@ -60,8 +60,8 @@ couple = jax.jit(
 )
 
 
-def normals(d, seed):
-    return np.random.default_rng([seed, d]).normal(size=(N, d))
+def normals(d, seed, rows=N):
+    return np.random.default_rng([seed, d]).normal(size=(rows, d))
 
 
 def at(g, noise):
@@ -137,6 +137,19 @@ def test_wrong_couplings_are_noticed(pair):
     for wrong in (*fresh, run(q, p, draft).value, narrow.value):
         assert distribution_p_value(wrong, p, q) <= FALSE_ALARM
     assert share_p_value(narrow.accepted.mean(), chance.mean(), N) <= FALSE_ALARM
+
+
+@pytest.mark.slow
+def test_coordinates_have_variances_of_their_own():
+    """100 000 drafts of two coordinates, one of which is wider. A coupling that takes
+    the other one for it is refuted."""
+    p, q = gaussian([0.0, 0.0], 1.0), gaussian([0.0, 0.0], [1.6**0.5, 1.0])
+    draft = at(q, normals(2, 7, rows=100_000))
+    swapped = q._replace(log_var=q.log_var[::-1])
+    for taken, right in ((q, True), (swapped, False)):
+        value = run(p, taken, draft).value
+        p_values = [ks_p_value(value[:, i], norm.cdf) for i in range(2)]
+        assert (2 * min(p_values) > FALSE_ALARM) == right
 
 
 def residual_cdf(distance, s):

@@ -23,13 +23,15 @@ from cspd_jax.image.calibration import fit
 from cspd_jax.image.chain import ChainSpeculation, not_begun, speculate_path
 from cspd_jax.image.chain_drafters import NoiseCorrected, at_steps, frozen
 
+DIM = 16
 HEADS = {
     "ddim100": GaussianData("ddim100", 0.7, 0.09),
     "flow25": GaussianFlow("flow25", 0.7, 0.09),
+    # Each coordinate has a variance of its own.
+    "uneven": GaussianData("ddim10", 0.7, np.geomspace(0.01, 1.0, DIM)),
 }
 HEAD = HEADS["ddim100"]
 STEPS = 100
-DIM = 16
 NOISY = {"final_noise": True}
 WHOLE = 10**6  # rows of a call that is never compiled for fewer chains
 COLD = {"final_noise": False, "temperature": 0.95}
@@ -103,6 +105,16 @@ class Misreported(BiasedWindow):
         return after, q._replace(log_var=q.log_var - 0.1)
 
 
+class OfTheMean(NoiseCorrected):
+    """Draws all coordinates with the mean of the log variances that it reports."""
+
+    def window(self, c, steps, guess, x, noise, log_scale):
+        mean = jnp.mean(guess.v, axis=-1, keepdims=True)
+        even = guess._replace(v=jnp.broadcast_to(mean, guess.v.shape))
+        after, _ = super().window(c, steps, even, x, noise, log_scale)
+        return after, super().window(c, steps, guess, x, noise, log_scale)[1]
+
+
 class OffCentre(BiasedWindow):
     """Says that its drafts were drawn around other means than they were."""
 
@@ -135,6 +147,7 @@ LAWS = {
     "by steps": ("ddim100", BiasedSteps, 8, 512, {**NOISY, "temperature": 0.8}),
     "at once": ("ddim100", BiasedWindow, 8, 512, NOISY),
     "wide, cold": ("ddim100", NoiseCorrected, 32, 2048, COLD),
+    "uneven": ("uneven", NoiseCorrected, 8, 2048, NOISY),
     "flow": ("flow25", NoiseCorrected, 8, 1024, {}),
     "flow, at once": ("flow25", BiasedWindow, 8, 2048, {}),
     "flow, wider drafts": ("flow25", Wider, 8, 1024, {}),
@@ -204,6 +217,7 @@ WRONG = {
     "q nearer to p than what was drawn from": drafted(verified(nearer)),
     "p without the temperature": drafted(verified(untempered)),
     "another q than was drawn from": in_place_of("at once", 1, Misreported),
+    "coordinates drawn from their mean": in_place_of("uneven", 1, OfTheMean),
     "another q than was drawn from, flow": in_place_of("flow, at once", 1, OffCentre),
 }
 

@@ -45,6 +45,10 @@ TESTS = {
     "moments that are not finite": lambda r, wrong: by_moments(
         r.normal(size=(400, 3)), np.where(wrong, np.nan, r.normal(size=(400, 3))), None
     ),
+    "classifier, one number is not finite": lambda r, wrong: classifier_p_value(
+        np.append(r.normal(size=1199), wrong * np.inf if wrong else 0).reshape(400, 3),
+        r.normal(size=(400, 3)),
+    ),
     "a share that is not a number": lambda r, wrong: share_p_value(
         np.nan if wrong else 0.3, 0.3, 500
     ),

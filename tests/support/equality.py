@@ -4,6 +4,7 @@ samples of any size: if the distributions are equal, p <= a has probability at m
 Equality is rejected if p <= FALSE_ALARM.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -13,6 +14,19 @@ from cspd_jax.audit import FALSE_ALARM as FALSE_ALARM
 _COMPONENTS = 32  # principal components that the classifier sees
 
 
+def finite(test):
+    """Returns the test, with the p-value 0 for samples that are not finite."""
+
+    @functools.wraps(test)
+    def tested(x, y, *more, **how):
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            return 0.0
+        return test(x, y, *more, **how)
+
+    return tested
+
+
+@finite
 def by_moments(x, y, labels):
     """Returns the p-value of the largest standardised difference between the first and
     second moments of x and y, with Bonferroni's correction."""
@@ -25,6 +39,7 @@ def by_moments(x, y, labels):
     return min(len(z) * math.erfc(z.max() / math.sqrt(2)), 1.0)
 
 
+@finite
 def by_classifier(x, y, labels):
     """Returns the p-value of `classifier_p_value` on the principal components of x and
     y."""
@@ -46,6 +61,7 @@ TESTS = {
 }
 
 
+@finite
 def energy_p_value(x, y, strata=None, permutations=9999):
     """Returns the p-value of a permutation test of the energy distance between x [n, d]
     and y [m, d]. The distance is summed over strata, and points are permuted within
@@ -90,6 +106,7 @@ def _energies(points, n, permutations, random):
     return -np.einsum("ri,ri->r", splits @ distances, splits) * n * m / (n + m)
 
 
+@finite
 def classifier_p_value(x, y):
     """Fits a classifier of x [n, d] against y [n, d] on one half of the points, and
     tests it on the other half. Returns the p-value of its share of right guesses.
@@ -136,14 +153,13 @@ def permuted_p_value(statistic, strata, n):
     return float(np.mean(found >= found[0] * (1 - 1e-6)))
 
 
+@finite
 def two_sample_ks_p_value(x, y):
     """Kolmogorov-Smirnov for two samples of one size n >= 458 (Wei and Dudley,
     2012)."""
     x = np.sort(np.asarray(x, float).ravel())
     y = np.sort(np.asarray(y, float).ravel())
     assert len(x) == len(y) >= 458
-    if not (np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
-        return 0.0
     both = np.concatenate([x, y])
     distance = np.max(
         np.abs(np.searchsorted(x, both, "right") - np.searchsorted(y, both, "right"))

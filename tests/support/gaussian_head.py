@@ -44,22 +44,24 @@ class GaussianData:
         return jnp.concatenate([eps, jnp.broadcast_to(2 * f - 1, eps.shape)], axis=-1)
 
     def transitions(self, *, final_noise=True, temperature=1.0):
-        """Per step i: (a, b, s^2) of x_i = a x_{i+1} + b + s noise, in float64."""
+        """Per step i: (a, b, s^2) of x_i = a x_{i+1} + b + s noise, in float64; [d] if
+        the variances of the data are."""
         s = self.schedule
         abar = s.alphas_cumprod
-        spread = abar * self.variance + 1 - abar
-        known = self.variance * (1 - abar) / spread
-        jacobian = np.sqrt(abar) * self.variance / spread  # of x_0-hat
+        data = np.asarray(self.variance)[..., None]
+        spread = abar * data + 1 - abar
+        known = data * (1 - abar) / spread
+        jacobian = np.sqrt(abar) * data / spread  # of x_0-hat
         a = s.posterior_mean_coef1 * jacobian + s.posterior_mean_coef2
         b = s.posterior_mean_coef1 * (1 - abar) * self.mean / spread
         variance = s.posterior_variance + s.posterior_mean_coef1**2 * known
         variance = variance * temperature**2
         if not final_noise:
-            variance[0] = 0.0
-        return a, b, variance
+            variance[..., 0] = 0.0
+        return tuple(np.moveaxis(of, -1, 0) for of in (a, b, variance))
 
     def marginal(self, **kwargs):
-        """Mean and variance of x_0, the same in every coordinate."""
+        """Mean and variance of x_0, the same in every coordinate, or [d]."""
         mean = 0.0
         variance = 1.0
         for a, b, v in list(zip(*self.transitions(**kwargs)))[::-1]:
