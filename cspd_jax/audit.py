@@ -335,8 +335,7 @@ def counts_p_value(counts: Array, probabilities: Array) -> float:
 
 def share_p_value(share: float, expected: float, count: int) -> float:
     """The mean of `count` independent numbers in [0, 1] against its expectation
-    (Hoeffding). The p-value of a mean that is not a number is not one either, and is
-    above no limit."""
+    (Hoeffding). If the mean is NaN, so is the p-value, which is then above no limit."""
     return min(2 * math.exp(-2 * count * (share - expected) ** 2), 1.0)
 
 

@@ -127,8 +127,7 @@ def check_kind(what: str, value: object, *kinds: type) -> None:
 def check_fields(of: Any) -> None:
     """Raises UserError unless each field of a dataclass, and of the dataclasses in it,
     is one of the field's choices and lies within its range. Each entry of an array
-    must. Traced numbers are not checked, and None only where the field's type has no
-    None."""
+    must. Traced numbers are not checked, nor is None if the field's type allows it."""
     for field in dataclasses.fields(of):
         value = getattr(of, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

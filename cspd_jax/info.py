@@ -37,8 +37,8 @@ class Exactness(NamedTuple):
     why: str
 
     def with_truncated(self, draws: int) -> Exactness:
-        """Returns the claim for a run in which this many draws from a residual were
-        given up. If there are any, the run is not exact."""
+        """Returns the claim for a run in which this many draws were given up. If there
+        are any, the run is not exact."""
         if not (self.exact and draws):
             return self
         return Exactness(
@@ -56,8 +56,9 @@ class Counts(NamedTuple):
     tested: [B, ...] the number of drafts that were tested: [B, D] by their place in the
         draft, or [B] of denoising steps along chains. D is 0 if nothing is drafted.
     accepted: [B, ...] the number of drafts that were accepted, in the same form.
-    truncated: [B] the number of draws from a residual that were given up. If there are
-        any, the row does not have the target's distribution.
+    truncated: [B] the number of draws from a residual that were given up, or of tokens
+        of an image that are not finite. If there are any, the row does not have the
+        target's distribution.
     calls: the calls of each network, by its name.
     """
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import at_least_float32, gumbel
+from cspd_jax.coupling.acceptance import at_least_float32
+from cspd_jax.coupling.categorical import gumbel
 from cspd_jax.keys import purpose_keys
 
 Array = jax.Array

@@ -1,5 +1,5 @@
-"""The accept test with probability min(1, p / q), in log space, draws from log
-probabilities, and the records that couplings return."""
+"""The accept test with probability min(1, p / q), in log space, and the records that
+couplings return."""
 
 from __future__ import annotations
 
@@ -80,23 +80,6 @@ def uniform(
 def unit_interval(bits: Array, dtype: DTypeLike = jnp.float32) -> Array:
     """Turns each uint32 of random bits into a uniform in (0, 1]."""
     return (bits.astype(dtype) + 0.5) * 2.0**-32
-
-
-def gumbel(keys: Array, num_ids: int, dtype) -> Array:
-    """Draws Gumbel noise [..., num_ids] for keys [...].
-
-    It is made from uniforms with 32 random bits. The upper tail of the noise lets rare
-    tokens win, and would be too coarse with fewer bits.
-    """
-    one = lambda key: uniform(key, (num_ids,), dtype)
-    u = jax.vmap(one)(keys.reshape(-1)).reshape(*keys.shape, num_ids)
-    return -jnp.log(-jnp.log1p(-jnp.minimum(u, 1 - 2.0**-24)))
-
-
-def gumbel_max(log_p: Array, noise: Array) -> Array:
-    """Draws ids, int32 [...], from log_p [..., V], normalised or not. The drawn id has
-    the largest log_p + noise, for Gumbel noise [..., V]."""
-    return jnp.argmax(log_p + noise, axis=-1).astype(jnp.int32)
 
 
 def accepts(u: Array, log_accept: Array) -> Array:

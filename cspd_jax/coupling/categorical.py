@@ -1,5 +1,5 @@
-"""Couplings of categorical distributions, for one draft or for a block of drafts that
-is verified as a whole."""
+"""Draws from categorical distributions, and couplings of them, for one draft or for a
+block of drafts that is verified as a whole."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from cspd_jax.coupling.acceptance import (
     CouplingInfo,
     accepts,
     at_least_float32,
-    gumbel,
-    gumbel_max,
     log1mexp,
     log_acceptance,
     log_excess,
@@ -56,6 +54,23 @@ def normalised(log_p: Array) -> Array:
     rounded so much that they need this."""
     (log_p,) = at_least_float32(log_p)
     return jax.nn.log_softmax(log_p, axis=-1)
+
+
+def gumbel(keys: Array, num_ids: int, dtype) -> Array:
+    """Draws Gumbel noise [..., num_ids] for keys [...].
+
+    It is made from uniforms with 32 random bits. The upper tail of the noise lets rare
+    tokens win, and would be too coarse with fewer bits.
+    """
+    one = lambda key: uniform(key, (num_ids,), dtype)
+    u = jax.vmap(one)(keys.reshape(-1)).reshape(*keys.shape, num_ids)
+    return -jnp.log(-jnp.log1p(-jnp.minimum(u, 1 - 2.0**-24)))
+
+
+def gumbel_max(log_p: Array, noise: Array) -> Array:
+    """Draws ids, int32 [...], from log_p [..., V], normalised or not. The drawn id has
+    the largest log_p + noise, for Gumbel noise [..., V]."""
+    return jnp.argmax(log_p + noise, axis=-1).astype(jnp.int32)
 
 
 def draw_or_fall_back(key: Array, logits: Array, log_p: Array) -> tuple[Array, Array]:

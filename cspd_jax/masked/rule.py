@@ -28,7 +28,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import at_least_float32, gumbel
+from cspd_jax.coupling.acceptance import at_least_float32
+from cspd_jax.coupling.categorical import gumbel
 from cspd_jax.masked.canvas import Canvas, Window
 from cspd_jax.sampling import cut_top_k, cut_top_p, most_probable
 

@@ -5,6 +5,7 @@ functions of `Drafter`, and may be a subclass."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias, cast
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from chex import ArrayTree
 
 from cspd_jax.check import UserError, naming
-from cspd_jax.coupling.acceptance import gumbel_max
+from cspd_jax.coupling.categorical import gumbel_max
 from cspd_jax.language_models import LanguageModel, Model, Pass, Prompts, bound
 from cspd_jax.sampling import Sampling, fit_vocabulary, log_probs, noise_at
 
@@ -62,8 +63,9 @@ class Drafts(NamedTuple):
     tokens: [B, G] the drafts of each row, in its first `count` places.
     count: [B] the number of drafts of each row.
     log_q: [B, G, num_ids] the log probabilities with which each draft was drawn, given
-        the drafts before it. None means that each draft is certain given the drafts
-        before it, or that the rule does not read the distributions.
+        the drafts before it. They need not be normalised. None means that each draft is
+        certain given the drafts before it, or that the rule does not read the
+        distributions.
     passes: [] the number of passes of the drafting network, made one after the other.
     rows: [] the number of tokens in these passes.
 
@@ -100,12 +102,12 @@ class Drafter(Protocol):
             the last; None if the drafter reads no layers.
         """
 
+    @abc.abstractmethod
     def draft(
         self, params: ArrayTree, state: ArrayTree, request: DraftRequest
     ) -> tuple[Drafts, ArrayTree]:
         """Returns drafts and the drafter's next state. The drafts of a row must depend
         on this row alone."""
-        raise NotImplementedError
 
 
 class Drafting(NamedTuple):

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from chex import ArrayTree
 
 from cspd_jax.check import UserError
-from cspd_jax.coupling.categorical import normalised
 from cspd_jax.coupling.draft_length import best_draft_length
 from cspd_jax.info import Calls, Counts
 from cspd_jax.keys import purpose_keys
@@ -221,12 +220,8 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
             f" [rows, max_gamma] = {list(wanted)}"
         )
     known = (tokens >= 0) & (tokens < inputs.num_ids)
-    # Drafts that are left are drawn from q given that they are ids of the target.
-    given_known = None if drafts.log_q is None else normalised(drafts.log_q)
     drafts = drafts._replace(
-        tokens=jnp.where(known, tokens, 0),
-        count=first_failure(known, drafts.count),
-        log_q=given_known,
+        tokens=jnp.where(known, tokens, 0), count=first_failure(known, drafts.count)
     )
     return drafts, drafter_state
 

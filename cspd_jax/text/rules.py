@@ -13,8 +13,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import accepts, gumbel, gumbel_max, uniform
-from cspd_jax.coupling.categorical import residual_logits, verify_block
+from cspd_jax.coupling.acceptance import accepts, uniform
+from cspd_jax.coupling.categorical import (
+    gumbel,
+    gumbel_max,
+    normalised,
+    residual_logits,
+    verify_block,
+)
 from cspd_jax.keys import purpose_keys
 from cspd_jax.sampling import (
     NO_TOKEN,
@@ -55,8 +61,11 @@ def token_by_token(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> 
     of_drafts = drafts.tokens[:, :, None]
     p = jnp.take_along_axis(log_p[:, :gamma], of_drafts, axis=2)[..., 0]
     q = jnp.zeros_like(p)
-    if drafts.log_q is not None:
-        q = jnp.take_along_axis(drafts.log_q, of_drafts, axis=2)[..., 0]
+    log_q = drafts.log_q
+    if log_q is not None:
+        # A draft that is no id of the target was dropped, so q is taken given its ids.
+        log_q = normalised(log_q)
+        q = jnp.take_along_axis(log_q, of_drafts, axis=2)[..., 0]
     r = jax.vmap(lambda key: uniform(key, (gamma,), p.dtype))(
         round_keys(keys, Purpose.TEST, length)
     )
@@ -64,10 +73,10 @@ def token_by_token(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> 
 
     rejected = tau < drafts.count
     last = jnp.minimum(tau, gamma - 1)
-    if drafts.log_q is None:
+    if log_q is None:
         q = point_mass(_take(drafts.tokens, last), num_ids, p.dtype)
     else:
-        q = _take(drafts.log_q, last)
+        q = _take(log_q, last)
     p = _take(log_p, tau)
     # If all drafts are accepted, the residual is p itself.
     residual = residual_logits(p, jnp.where(rejected[:, None], q, -jnp.inf))

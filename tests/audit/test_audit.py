@@ -210,6 +210,19 @@ def test_what_cannot_be_judged_is_said():
     assert not audit.transitions(lambda seed, p, q, drafts: (0, np.nan), dims=[1])
 
 
+def test_the_first_step_of_a_chain_is_looked_at():
+    """A rule that keeps nothing is acquitted if it draws from p, and refuted if it goes
+    0.9 of the way in place of 0.8."""
+
+    def off(seed, p, q, drafts, by):
+        mean, deviation = (of[0] for of in p)
+        return 0, by * mean + deviation * np.random.default_rng(seed).normal(size=64)
+
+    for by, right in ((1.0, True), (0.9 / 0.8, False)):
+        rule = functools.partial(off, by=by)
+        assert bool(audit.transitions(rule, dims=[64], drafts=1)) == right
+
+
 def test_what_is_visible_is_seen():
     """A probability that is off by `visible` is refuted."""
     visible = audit.sequences(siblings, LAW, draws=4_000).visible

@@ -45,7 +45,7 @@ TESTS = {
     "moments that are not finite": lambda r, wrong: by_moments(
         r.normal(size=(400, 3)), np.where(wrong, np.nan, r.normal(size=(400, 3))), None
     ),
-    "classifier, one number is not finite": lambda r, wrong: classifier_p_value(
+    "classifier, one number is infinite": lambda r, wrong: classifier_p_value(
         np.append(r.normal(size=1199), wrong * np.inf if wrong else 0).reshape(400, 3),
         r.normal(size=(400, 3)),
     ),
@@ -67,7 +67,7 @@ TESTS = {
     "not finite": lambda r, wrong: ks_p_value(
         np.where(wrong, np.nan, r.normal(size=500)), norm.cdf
     ),
-    "normals, one of which is not finite": lambda r, wrong: normals_p_value(
+    "normals, one number is NaN": lambda r, wrong: normals_p_value(
         np.append(r.normal(size=499), np.nan if wrong else 0.0).reshape(250, 2, 1)
     ),
 }

@@ -12,7 +12,7 @@ import pytest
 from masked_models import CONFIGS, MASK, PLACES, V, canvas, params_of, reference, run
 
 from cspd_jax.audit import FALSE_ALARM, counts_p_value
-from cspd_jax.coupling.acceptance import gumbel
+from cspd_jax.coupling.categorical import gumbel
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import Window, window_at
 from cspd_jax.masked.rule import candidates, taken

@@ -26,7 +26,7 @@ def results(tmp_path_factory):
     program = pathlib.Path(__file__).parents[1] / "support/mesh_cases.py"
     command = [sys.executable, program, folder]
     environment = {
-        # Not QUICK of conftest.py, with which bits depend on the shares of devices.
+        # Without QUICK of conftest.py: with it, bits depend on how rows are shared.
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",

@@ -36,7 +36,7 @@ def by_moments(x, y, labels):
     second = moments[len(x) :]
     spread = np.sqrt(first.var(0) / len(x) + second.var(0) / len(y)) + 1e-12
     z = np.abs(first.mean(0) - second.mean(0)) / spread
-    return min(len(z) * math.erfc(z.max() / math.sqrt(2)), 1.0)
+    return min(1.0, len(z) * math.erfc(z.max() / math.sqrt(2)))
 
 
 @finite

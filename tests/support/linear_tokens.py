@@ -110,9 +110,9 @@ class AnySchedule(LinearTokens):
 
 
 def noise_of(method, network, options, images, by=None):
-    """Returns the whitened noise [N, L, d] that the tokens of so many images are made
-    of, in reveal order and masked where a token was known; and what the sampler told.
-    Right samplers make independent normals, which `laws.normals_p_value` tests.
+    """Returns the whitened noise [N, L, d] that the tokens of the images are made of,
+    in reveal order and masked where a token was known; and what the sampler told.
+    Right samplers make independent normals, which `audit.normals_p_value` tests.
 
     by: a respacing whose law is taken in place of those that the options have.
     """

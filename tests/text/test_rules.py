@@ -19,8 +19,8 @@ import text_models
 
 from cspd_jax import text
 from cspd_jax.audit import FALSE_ALARM, counts_p_value
-from cspd_jax.coupling.acceptance import gumbel, gumbel_max, uniform
-from cspd_jax.coupling.categorical import residual_logits
+from cspd_jax.coupling.acceptance import uniform
+from cspd_jax.coupling.categorical import gumbel, gumbel_max, residual_logits
 from cspd_jax.coupling.siblings import accept_sibling
 from cspd_jax.keys import purpose_keys
 from cspd_jax.sampling import NO_TOKEN, Purpose, Sampling, round_keys

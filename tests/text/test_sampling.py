@@ -11,7 +11,7 @@ import pytest
 import text_models
 
 from cspd_jax.audit import FALSE_ALARM, counts_p_value
-from cspd_jax.coupling.acceptance import gumbel_max
+from cspd_jax.coupling.categorical import gumbel_max
 from cspd_jax.sampling import Sampling, fit_vocabulary, log_probs, noise_at
 
 LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float32)

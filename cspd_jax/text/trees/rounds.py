@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from chex import ArrayTree
 
-from cspd_jax.coupling.acceptance import gumbel, gumbel_max, uniform
+from cspd_jax.coupling.acceptance import uniform
+from cspd_jax.coupling.categorical import gumbel, gumbel_max
 from cspd_jax.coupling.siblings import SiblingDistributions, accept_sibling
 from cspd_jax.info import Calls, Counts
 from cspd_jax.language_models import TreeLanguageModel
