@@ -59,12 +59,15 @@ def token_by_token(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> 
     gamma = drafts.tokens.shape[1]
     num_ids = log_p.shape[-1]
     of_drafts = drafts.tokens[:, :, None]
-    p = jnp.take_along_axis(log_p[:, :gamma], of_drafts, axis=2)[..., 0]
-    q = jnp.zeros_like(p)
     log_q = drafts.log_q
     if log_q is not None:
         # A draft that is no id of the target was dropped, so q is taken given its ids.
+        # Both are normalised, so that where they are equal they stay equal.
         log_q = normalised(log_q)
+        log_p = normalised(log_p)
+    p = jnp.take_along_axis(log_p[:, :gamma], of_drafts, axis=2)[..., 0]
+    q = jnp.zeros_like(p)
+    if log_q is not None:
         q = jnp.take_along_axis(log_q, of_drafts, axis=2)[..., 0]
     r = jax.vmap(lambda key: uniform(key, (gamma,), p.dtype))(
         round_keys(keys, Purpose.TEST, length)
