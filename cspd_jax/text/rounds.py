@@ -296,7 +296,8 @@ def verify_step(
     # If one log probability of a distribution is NaN, all of them are.
     lost = jnp.isnan(log_p[jnp.arange(len(last)), verdict.tau, 0])
     if drafts.log_q is not None:
-        lost |= jnp.any(jnp.isnan(drafts.log_q[..., 0]) & used[:, 1:], axis=1)
+        # Somebody else's drafter may have a NaN at any id.
+        lost |= jnp.any(jnp.isnan(jnp.max(drafts.log_q, axis=-1)) & used[:, 1:], axis=1)
     return (
         verdict._replace(token=jnp.where(lost, NO_TOKEN, verdict.token)),
         cache,

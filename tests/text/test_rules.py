@@ -94,8 +94,10 @@ class Stranger(Drafter):
     """Draws one id after the other from one distribution, which has an id that the
     target has not."""
 
+    probabilities: tuple[float, ...] = (0.15, 0.15, 0.2, 0.1, 0.4)
+
     def draft(self, params, state, request):
-        log_q = jnp.log(jnp.array([0.15, 0.15, 0.2, 0.1, 0.4]))
+        log_q = jnp.log(jnp.array(self.probabilities))
         shape = (request.max_gamma,)
         draw = lambda key: jax.random.categorical(key, log_q, shape=shape)
         tokens = jax.vmap(draw)(request.keys)
@@ -309,6 +311,14 @@ class Stale(ModelDrafter):
     def draft(self, params, cache, request):
         request = request._replace(keys=purpose_keys(params[1], Purpose.DRAFT))
         return super().draft(params[0], cache, request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["google", "block"])
+def test_a_drafter_that_is_lost_ends_the_text(rule):
+    lost = Stranger((0.3, 0.4, np.nan, 0.3))
+    tokens, _ = generate(text.Speculation(lost, 3, rule), OPEN)
+    assert (tokens[:, len(PROMPT)] == NO_TOKEN).all()
 
 
 def test_no_draft_matches_a_target_that_is_lost():
