@@ -29,6 +29,7 @@ from cspd_jax import audit
 VOCABULARY = 5
 LENGTH = 3  # tokens of a sampled text
 DRAFTS = 2
+DRAWS = 4_000  # of each way
 LONG = 48  # tokens of a greedy text
 PROMPT = (1, 2, 1, 2)  # look-up finds drafts in it
 
@@ -149,13 +150,13 @@ def greedy_texts(model: Any, prompts: Any, **how: Any) -> list[list[int]]:
     return found
 
 
-def others(draws: int, texts: int) -> list[dict[str, Any]]:
+def others() -> list[dict[str, Any]]:
     """Returns a row for each way of generation that is audited."""
     import torch
     import transformers
 
     torch.set_num_threads(1)  # the models are tiny
-    rows = [row(name, audit.rule(rule, draws=4_000)) for name, rule in rules().items()]
+    rows = [row(name, audit.rule(rule, draws=DRAWS)) for name, rule in rules().items()]
     name = f"transformers {transformers.__version__}"
     target = tiny_llama(0, VOCABULARY, 16)
     draft = tiny_llama(1, VOCABULARY, 8)
@@ -172,12 +173,12 @@ def others(draws: int, texts: int) -> list[dict[str, Any]]:
             "prompt look-up": lookup,
         }.items():
             draw = sampler(target, temperature=temperature, **how)
-            verdict = audit.sequences(draw, law, draws)
+            verdict = audit.sequences(draw, law, DRAWS)
             rows.append(row(f"{name}: {way}, temperature {temperature:g}", verdict))
     large = tiny_llama(2, 64, 32)
     near = tiny_llama(3, 64, 16)
     random = np.random.default_rng(0)
-    prompts = random.integers(64, size=(texts, 8)).tolist()
+    prompts = random.integers(64, size=(50, 8)).tolist()
     plain = greedy_texts(large, prompts)
 
     def margin(text: int, place: int) -> float:
@@ -237,13 +238,6 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, what="power", file=Path("audit.json"))
     parser.add_argument("what", choices=("others", "power", "markdown"))
     parser.add_argument("file", type=Path, help="the results")
-    for name, default, help in (
-        ("draws", 10_000, "texts that are sampled by each way"),
-        ("texts", 100, "greedy texts"),
-        ("seeds", 100, "runs of each wrong rule"),
-        ("right", 1_000, "runs of the right rule"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=help)
     return parser
 
 
@@ -251,9 +245,9 @@ def main() -> None:
     args = begin(make_parser())
     found = {} if args.toy else dict(results(args.file) or {})
     if args.what == "others":
-        found["others"] = others(args.draws, args.texts)
+        found["others"] = others()
     if args.what == "power":
-        counts = (2, 2) if args.toy else (args.seeds, args.right)
+        counts = (2, 2) if args.toy else (100, 1_000)
         found["power"] = power(*counts)
     if args.what != "markdown":
         write_results(args.file, found | {"machine": machine()})

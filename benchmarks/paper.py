@@ -20,6 +20,7 @@ gammas.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -64,11 +65,9 @@ _PAPER = PaperCriterion()
 METHODS: dict[str, Callable[..., Any]] = {
     "plain": lambda draft: Plain(),
     "self": lambda draft, **given: SelfSpeculation(**given),
-    "path": lambda draft, **given: DraftSpeculation(draft, **given),
-    "released": lambda draft, **given: Released(draft, **given),
-    "paper": lambda draft, criterion=_PAPER, **given: DraftSpeculation(
-        draft, criterion, **given
-    ),
+    "path": DraftSpeculation,
+    "released": Released,
+    "paper": functools.partial(DraftSpeculation, criterion=_PAPER),
 }
 PLAIN: dict[str, Any] = {"method": "plain"}
 SELF_CHAINS: dict[str, Any] = {"method": "self", "denoise": "speculative"}
@@ -255,19 +254,9 @@ def _timed(run: Runs, batch: int) -> list[tuple[str, int | None, Made]]:
         ("plain", None, run(PLAIN, batch)),
         ("plain, with chains", None, run({**PLAIN, "denoise": "speculative"}, batch)),
     ]
-    found += [
-        (n, g, run({**way, "gamma": g}, batch))
-        for n, way in WAYS.items()
-        for g in run.gammas(n)
-    ]
-    return [
-        *found,
-        (
-            "self, with chains",
-            run.middle,
-            run({**SELF_CHAINS, "gamma": run.middle}, batch),
-        ),
-    ]
+    found += [(n, g, run(way, batch)) for n, g, way in _by_gamma(run)]
+    both = run({**SELF_CHAINS, "gamma": run.middle}, batch)
+    return [*found, ("self, with chains", run.middle, both)]
 
 
 @item("table1", "Speed and acceptance by gamma and batch")

@@ -44,7 +44,6 @@ from toy import (
     results,
     say,
     timed_images,
-    training_data,
     write_results,
 )
 
@@ -61,6 +60,7 @@ from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.reports.pictures import titled
+from cspd_jax.training.config import data_from_json
 from cspd_jax.training.data.words import BLANK
 
 BATCH = 8  # images side by side
@@ -351,7 +351,8 @@ def main() -> None:
     if args.rows or not (args.picture or args.markdown):
         target = load("words", args.toy)
         settings = TOY_READER if args.toy else measures.READER
-        models = target, measures.make_reader(training_data(target), settings)
+        data = data_from_json(target.metadata["extra"]["training"])
+        models = target, measures.make_reader(data, settings)
     if not (args.picture or args.markdown or args.rows):
         run(args, found, keep, *models)
         args.markdown = True

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -36,7 +37,6 @@ from cspd_jax.networks.lm import LMConfig
 from cspd_jax.networks.registry import kind_name, kind_of
 from cspd_jax.reports.report import device, versions
 from cspd_jax.tokenizers import ByteTokenizer
-from cspd_jax.training.config import data_from_json
 from cspd_jax.training.data.text import documents
 
 STEPS = 5
@@ -139,16 +139,10 @@ def write_results(file: Path | None, found: Any) -> None:
 
 def machine() -> dict[str, Any]:
     """Returns a description of the machine on which seconds are measured."""
-    lines = (
-        Path("/proc/cpuinfo").read_text().splitlines()
-        if os.path.exists("/proc/cpuinfo")
-        else []
+    file = Path("/proc/cpuinfo")
+    names = re.findall(
+        r"model name\s*: (.*)", file.read_text() if file.exists() else ""
     )
-    names = [
-        line.partition(":")[2].strip()
-        for line in lines
-        if line.startswith("model name")
-    ]
     return {
         **device(),
         "versions": versions(),
@@ -253,8 +247,3 @@ def timed_images(request: Request) -> tuple[np.ndarray, Info, float]:
     tokens = np.asarray(made)
     seconds = time.perf_counter() - start - (compile_seconds() - compiled)
     return tokens, info, max(seconds, 0.0)
-
-
-def training_data(model: models.ImageModel) -> Any:
-    """Returns the data set that a model was trained on."""
-    return data_from_json(model.metadata["extra"]["training"])

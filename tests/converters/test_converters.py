@@ -1,9 +1,7 @@
 """Names, shapes and sizes: nothing may be left over on either side, and everything
 wrong is named."""
 
-import json
 import math
-from pathlib import Path
 
 import chex
 import jax
@@ -11,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch_writer
+from recorded import GOLDEN, check_published
 from safetensors.numpy import save_file
 
 from cspd_jax.check import UserError
 from cspd_jax.converters import kl16, mar
-from cspd_jax.converters._tables import Shapes
 from cspd_jax.converters.source import Options, convert, make_config, open_source
 from cspd_jax.converters.torch_file import open_checkpoint
 from cspd_jax.networks import autoencoder
@@ -23,7 +21,6 @@ from cspd_jax.networks import mar as network
 from cspd_jax.networks.autoencoder import KLConfig
 from cspd_jax.networks.mar import MAR_PRESETS
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 HEADS = Options(heads=(4, 4))
 
 
@@ -38,13 +35,8 @@ PUBLISHED |= {"kl16_full": (kl16, KLConfig(), autoencoder)}
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_map_completely(name):
     converter, published, module = PUBLISHED[name]
-    description = json.loads((GOLDEN / f"{name}_keys.json").read_text())
-    shapes = Shapes({key: tuple(shape) for key, shape in description["keys"]})
-    config = converter.make_config(shapes)
-    assert config == published
-    plan = converter.FORMAT.plan(config, shapes)
-    assert {entry.name for entry in plan} == set(shapes) and len(plan) == len(shapes)
-    leaves = jax.tree.leaves(module.abstract_params(config))
+    description = check_published(GOLDEN / f"{name}_keys.json", converter, published)
+    leaves = jax.tree.leaves(module.abstract_params(published))
     assert sum(math.prod(leaf.shape) for leaf in leaves) == description["params"]
 
 

@@ -174,8 +174,8 @@ def prefixes(drafts, i):
     return np.asarray(drafts)[..., :i] @ V ** np.arange(i)[::-1]
 
 
-def along(table, drafts, rows):
-    return np.stack([table[i][prefixes(drafts, i)] for i in range(rows)], axis=-2)
+def along(table, rows):
+    return np.stack([table[i][prefixes(DRAFTS, i)] for i in range(rows)], axis=-2)
 
 
 def joint(table, length):
@@ -217,7 +217,7 @@ of_blocks = jax.jit(jax.vmap(block_distributions))
 def h_and_following(p, q, lengths=GAMMA):
     """What the code computes for every row of DRAFTS, blocks of these lengths; see
     `output_law`."""
-    given = logs(along(p, DRAFTS, GAMMA + 1)), logs(along(q, DRAFTS, GAMMA)), DRAFTS
+    given = logs(along(p, GAMMA + 1)), logs(along(q, GAMMA)), DRAFTS
     found = of_blocks(*given, np.broadcast_to(lengths, len(DRAFTS)))
     weights = np.exp(np.asarray(found.log_next, np.float64))
     following = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300)
@@ -232,7 +232,7 @@ def off(p, q, h, following):
 def ratios_of(p, q):
     """p / q of each of the DRAFTS [27, GAMMA]."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = along(p, DRAFTS, GAMMA) / along(q, DRAFTS, GAMMA)
+        ratios = along(p, GAMMA) / along(q, GAMMA)
     return np.nan_to_num(
         np.take_along_axis(ratios, DRAFTS[..., None], 2)[..., 0], posinf=1e9
     )
@@ -275,14 +275,14 @@ def last_success(distribution):
 
 
 def residual_without_pi(p, q, h, following):
-    rest = np.maximum(along(p, DRAFTS, GAMMA) - along(q, DRAFTS, GAMMA), 0)
+    rest = np.maximum(along(p, GAMMA) - along(q, GAMMA), 0)
     return h, np.concatenate(
         [rest / rest.sum(-1, keepdims=True), following[:, -1:]], axis=1
     )
 
 
 def fresh_draw_from_p(p, q, h, following):
-    return h, along(p, DRAFTS, GAMMA + 1)
+    return h, along(p, GAMMA + 1)
 
 
 def first_failure_ends_it(p, q, h, following):
@@ -297,7 +297,7 @@ def clamped_products(p, q, h, following):
     no residual is left."""
     empty = following.sum(axis=-1, keepdims=True) == 0
     products = np.cumprod(np.minimum(1, ratios_of(p, q)), axis=1)
-    return products, np.where(empty, along(p, DRAFTS, GAMMA + 1), following)
+    return products, np.where(empty, along(p, GAMMA + 1), following)
 
 
 def p_and_q_swapped(p, q, h, following):

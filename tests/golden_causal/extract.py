@@ -30,7 +30,7 @@ OF_BACKBONE = re.compile(
     r"gen/[^/]*/(labels|settings|latents|pos\d+/(init_noise|step_noise))"
     r"|train/(latents|labels|t_normal|noise|loss|grad/.*)"
 )
-KEYS = ("sphere_b", "sphere_l", "sphere_h", "sphere_vae")
+KEYS = ("sphere_b", "sphere_l", "sphere_h")
 
 
 def as_it_lies(tensor):

@@ -82,12 +82,13 @@ def test_masked_text_is_the_same_whatever_is_chosen(float64, monkeypatch, best):
 @pytest.mark.slow
 def test_the_measurement_has_random_numbers_of_its_own(float64, monkeypatch):
     """Or the ways would be chosen by the very numbers that decide what comes out."""
-    seen = chooses(monkeypatch, "plain", tokens=12, others=False)
-    choice = fastest(*text_request(KEY, 1.0))
-    assert np.any(seen["plain"].tokens != text.generate(*choice.request).tokens)
-    seen = chooses(monkeypatch, "stepwise", tokens=8, others=False)
-    choice = fastest(*masked_request(KEY, 1.0))
-    assert np.any(seen["stepwise"].tokens != masked.generate(*choice.request).tokens)
+    for family, best, tokens, request in (
+        (text, "plain", 12, text_request),
+        (masked, "stepwise", 8, masked_request),
+    ):
+        seen = chooses(monkeypatch, best, tokens, others=False)
+        choice = fastest(*request(KEY, 1.0))
+        assert np.any(seen[best].tokens != family.generate(*choice.request).tokens)
     keys = row_keys(KEY, 3)
     several = [
         jax.random.key_data(k)

@@ -23,6 +23,10 @@ P = np.array([0.5, 0.3, 0.15, 0.05, 0.0])
 WRONG = np.array([0.51, 0.28, 0.15, 0.06, 0.0])
 
 
+def cloud(random):
+    return random.normal(size=(400, 3))
+
+
 def shifted_by_class(random, shares, shift):
     """A class of each row, and numbers [400, 2] about it."""
     classes = np.sort(random.choice(2, size=400, p=shares))
@@ -40,14 +44,14 @@ TESTS = {
         np.mean(r.random(50_000) < 0.3 + 0.02 * wrong), 0.3, 50_000
     ),
     "moments": lambda r, wrong: by_moments(
-        r.normal(size=(400, 3)), r.normal(size=(400, 3)) * (1 + 0.3 * wrong), None
+        cloud(r), cloud(r) * (1 + 0.3 * wrong), None
     ),
     "moments that are not finite": lambda r, wrong: by_moments(
-        r.normal(size=(400, 3)), np.where(wrong, np.nan, r.normal(size=(400, 3))), None
+        cloud(r), np.where(wrong, np.nan, cloud(r)), None
     ),
     "classifier, one number is infinite": lambda r, wrong: classifier_p_value(
         np.append(r.normal(size=1199), wrong * np.inf if wrong else 0).reshape(400, 3),
-        r.normal(size=(400, 3)),
+        cloud(r),
     ),
     "a share that is not a number": lambda r, wrong: share_p_value(
         np.nan if wrong else 0.3, 0.3, 500
@@ -58,9 +62,7 @@ TESTS = {
     "ks of two": lambda r, wrong: two_sample_ks_p_value(
         r.normal(size=50_000), r.normal(size=50_000) * (1 + 0.07 * wrong)
     ),
-    "energy": lambda r, wrong: energy_p_value(
-        r.normal(size=(400, 3)), r.normal(size=(400, 3)) + 0.3 * wrong
-    ),
+    "energy": lambda r, wrong: energy_p_value(cloud(r), cloud(r) + 0.3 * wrong),
     "classifier": lambda r, wrong: classifier_p_value(
         r.normal(size=(5000, 8)), r.normal(size=(5000, 8)) * (1 + 0.1 * wrong)
     ),

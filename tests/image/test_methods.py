@@ -50,58 +50,45 @@ def model(folder):
     return cspd_jax.load(folder / "target")
 
 
-@pytest.mark.parametrize(
-    "method, options, said",
-    [
-        (
-            "plain",
-            Options(),
-            "the method is 'plain'; write cspd_jax.image.Plain(...) or",
-        ),
-        (SelfSpeculation, Options(), "the method is <class 'cspd_jax.image.methods"),
-        (
-            Plain(),
-            {"cfg": 2.0},
-            "the options are {'cfg': 2.0}; write cspd_jax.image.Options(...)",
-        ),
-        (Plain(), Options(denoise="speculatve"), "denoise is 'speculatve'"),
-        (Plain(), Options(denoise=4), "denoise is 4; it must be one of plain, spec"),
-        (Plain(), Options(cfg=np.array([np.nan])), "cfg is nan; it must be at least 0"),
-        (Plain(), Options(cfg="2"), "cfg is '2'; it must be a number"),
-        (Plain(), Options(cfg=None), "cfg is None; it must be a number"),
-        (Plain(), Options(temperature=[0.5, 1]), "images take one for all"),
-        (
-            DraftSpeculation(ImageModel("flow", SphereModel(FLOW), None)),
-            Options(respacing="5"),
-            "the head of either flow or",
-        ),
-        (Plain(), Options(final_noise="off"), "final_noise is 'off'; it must be True"),
-        (DraftSpeculation(None, 3), Options(), "3 is no criterion; PathCriterion()"),
-        (DraftSpeculation(None, PaperCriterion), Options(), "criterion is a class; wr"),
-        (Plain(), Options(known=3), "known is 3; write cspd_jax.image.Known(...)"),
-        (Plain(), Options(num_iter=10**9), "it must be from 1 to 65536"),
-        (Plain(), Options(denoise=ChainSpeculation(0)), "window is 0; it must be at"),
-        (Plain(), Options(denoise=ChainSpeculation(4), temperature=0), "temperature 0"),
-        (SelfSpeculation(128), Options(), "gamma is 128; it must be from 1 to 127"),
-        (SelfSpeculation(prefill=2.0), Options(), "prefill is 2.0; it must be from 0"),
-        (SelfSpeculation(2.5), Options(), "gamma is 2.5; it must be a whole number"),
-        (
-            Plain(),
-            Options(anneal="50:5"),
-            "anneal is '50:5'; write cspd_jax.image.Annealing(...)",
-        ),
-        (
-            Plain(),
-            Options(order="spread"),
-            "order is 'spread'; write cspd_jax.image.Spread(...) or",
-        ),
-        (DraftSpeculation("words"), Options(), "'words' is no ImageModel; cspd_jax.lo"),
-    ],
-)
-def test_what_is_no_method_or_no_choice_is_named(model, method, options, said):
+REFUSED = {
+    "the method is 'plain'; write cspd_jax.image.Plain(...) or": "plain",
+    "the method is <class 'cspd_jax.image.methods": SelfSpeculation,
+    "the options are {'cfg': 2.0}; write cspd_jax.image.Options(...)": {"cfg": 2.0},
+    "denoise is 'speculatve'": Options(denoise="speculatve"),
+    "denoise is 4; it must be one of plain, spec": Options(denoise=4),
+    "cfg is nan; it must be at least 0": Options(cfg=np.array([np.nan])),
+    "cfg is '2'; it must be a number": Options(cfg="2"),
+    "cfg is None; it must be a number": Options(cfg=None),
+    "images take one for all": Options(temperature=[0.5, 1]),
+    "the head of either flow or": (
+        DraftSpeculation(ImageModel("flow", SphereModel(FLOW), None)),
+        Options(respacing="5"),
+    ),
+    "final_noise is 'off'; it must be True": Options(final_noise="off"),
+    "3 is no criterion; PathCriterion()": DraftSpeculation(None, 3),
+    "criterion is a class; wr": DraftSpeculation(None, PaperCriterion),
+    "known is 3; write cspd_jax.image.Known(...)": Options(known=3),
+    "it must be from 1 to 65536": Options(num_iter=10**9),
+    "window is 0; it must be at": Options(denoise=ChainSpeculation(0)),
+    "temperature 0": Options(denoise=ChainSpeculation(4), temperature=0),
+    "gamma is 128; it must be from 1 to 127": SelfSpeculation(128),
+    "prefill is 2.0; it must be from 0": SelfSpeculation(prefill=2.0),
+    "gamma is 2.5; it must be a whole number": SelfSpeculation(2.5),
+    "anneal is '50:5'; write cspd_jax.image.Annealing(...)": Options(anneal="50:5"),
+    "order is 'spread'; write cspd_jax.image.Spread(...) or": Options(order="spread"),
+    "'words' is no ImageModel; cspd_jax.lo": DraftSpeculation("words"),
+}
+
+
+@pytest.mark.parametrize("said, asked", REFUSED.items())
+def test_what_is_no_method_or_no_choice_is_named(model, said, asked):
     """Nor a number within the range of its field."""
+    if isinstance(asked, Options | dict):
+        asked = Plain(), asked
+    elif not isinstance(asked, tuple):
+        asked = (asked,)
     with pytest.raises(cspd_jax.UserError, match=re.escape(said)):
-        cspd_jax.generate(KEY, model, [0], method, options)
+        cspd_jax.generate(KEY, model, [0], *asked)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from masked_models import CONFIGS, MASK, PLACES, V, canvas, params_of, reference, run
+import text_models
+from masked_models import CONFIGS, MASK, PLACES, V, canvas, reference, run
 
 from cspd_jax.masked import Options, SelfSpeculation, generate, passes
 from cspd_jax.masked.sets import prefixes
@@ -204,11 +205,8 @@ def test_least_passes(decoded, monkeypatch):
     monkeypatch.setattr(Speculation, "width", lambda self, canvas: 48)
     family, how = DECODED[decoded]
     config = dataclasses.replace(CONFIGS[family], depth=1)
-    params = jax.tree.map(jnp.zeros_like, params_of(config, 0))
-    params["embed"]["embedding"] += 1.0
-    params["head"]["kernel"] += np.arange(V) / V
-    params["norm"]["scale"] += 1.0
-    model = LM(config, jnp.float64), params
+    lm = LM(config, jnp.float64)
+    model = lm, text_models.with_distribution(lm, np.exp(np.arange(V)))
     for places, gamma in ((11, 3), (1, 2), (40, 4)):
         options = Options(max_new_tokens=places, block=4, **how)
         request = jax.random.key(0), model, [[1, 1]], SelfSpeculation(gamma), options

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 
 import chex
@@ -11,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import batch_of
-from recorded import Recorded
+from recorded import Recorded, check_published
 
 from cspd_jax import generate, models
 from cspd_jax.converters import sphere as converter
-from cspd_jax.converters._tables import Shapes
 from cspd_jax.converters.source import Options, convert, make_config, open_source
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options as ImageOptions
@@ -112,12 +110,8 @@ def test_training_loss_and_gradients(name):
 @pytest.mark.quick("sphere-b")
 @pytest.mark.parametrize("name", sorted(SPHERE_PRESETS))
 def test_published_names(name):
-    described = (GOLDEN / f"{name.replace('-', '_')}_keys.json").read_text()
-    keys = json.loads(described)["keys"]
-    shapes = Shapes({key: tuple(shape) for key, shape in keys.items()})
-    assert converter.make_config(shapes) == SPHERE_PRESETS[name]
-    plan = converter.FORMAT.plan(SPHERE_PRESETS[name], shapes)
-    assert len(plan) == len(converter.FORMAT.parameters(shapes))
+    file = GOLDEN / f"{name.replace('-', '_')}_keys.json"
+    check_published(file, converter, SPHERE_PRESETS[name])
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 its distribution."""
 
 import functools
-import json
 import math
 import types
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from commands import printed
-from recorded import find, nhwc
+from recorded import check_published, find, nhwc
 
 import cspd_jax
 from cspd_jax.audit import FALSE_ALARM, ks_p_value
@@ -74,24 +73,12 @@ def test_recorded_numbers(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["h", "vae"])
-def test_published_names_and_shapes(size):
-    description = json.loads((GOLDEN / f"sphere_{size}_keys.json").read_text())
-    shapes = Shapes(
-        {
-            n.removeprefix("vae."): tuple(s)
-            for n, s in dict(description["keys"]).items()
-            if n.startswith("vae.")
-        }
-    )
-    config = converter.make_config(shapes)
-    assert config == SphereVAEConfig()
-    plan = converter.FORMAT.plan(config, shapes)
-    assert {e.name: e.source_shape for e in plan} == converter.FORMAT.parameters(shapes)
-    numbers = description["parameters"]
-    assert sum(math.prod(e.source_shape) for e in plan) == (
-        numbers if size == "vae" else numbers["vae"]
-    )
+def test_published_names_and_shapes():
+    config = SphereVAEConfig()
+    file = GOLDEN / "sphere_h_keys.json"
+    told = check_published(file, converter, config, "vae.")
+    shapes = [entry.source_shape for entry in converter.FORMAT.wanted(config)]
+    assert sum(map(math.prod, shapes)) == told["parameters"]["vae"]
 
 
 # What the pixels ask of a model.

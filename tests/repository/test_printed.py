@@ -25,6 +25,7 @@ import tiny
 import torch_writer
 import word_models
 from PIL import Image
+from test_links import text_of
 
 from cspd_jax import hub, weights
 from cspd_jax.cli import main, make_parser, parser_of
@@ -98,17 +99,8 @@ class Block(NamedTuple):
                 yield words
 
 
-def words_of(page):
-    text = page.read_text(encoding="utf-8")
-    if page.suffix != ".ipynb":
-        return text
-    cells = json.loads(text)["cells"]
-    told = ("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
-    return "\n\n".join(told)
-
-
 def blocks(page):
-    found = FENCED.findall(words_of(page))
+    found = FENCED.findall(text_of(page))
     return [
         Block(language, code, "not run:" not in before)
         for before, language, code in found

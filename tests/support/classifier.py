@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from chex import ArrayTree
-from tqdm import tqdm
 
 _TOGETHER = 256
 
@@ -95,9 +94,7 @@ def train(source, config):
         updates, state = optimizer.update(jax.grad(loss)(params, images, labels), state)
         return optax.apply_updates(params, updates), state
 
-    for index in tqdm(
-        range(config.steps), desc="classifier", unit="step", disable=None
-    ):
+    for index in range(config.steps):
         images, labels, _ = source.batch(index, config.batch)
         params, state = step(params, state, images, labels)
     return Classifier(network, jax.device_get(params))

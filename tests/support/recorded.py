@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.converters._tables import Shapes
 from cspd_jax.converters.source import Options, convert, make_config, open_source
 from cspd_jax.networks.mar import MARModel
 
@@ -64,6 +65,24 @@ class Network:
 @functools.cache
 def network(folder, name, like=None):
     return Network(folder, name, like)
+
+
+def check_published(file, converter, config, prefix=""):
+    """Asserts that the names and shapes in a file are those of a published
+    configuration, and that all of them are read. Returns what the file says."""
+    told = json.loads(file.read_text())
+    shapes = Shapes(
+        {
+            name.removeprefix(prefix): tuple(shape)
+            for name, shape in dict(told["keys"]).items()
+            if name.startswith(prefix)
+        }
+    )
+    assert converter.make_config(shapes) == config
+    plan = converter.FORMAT.plan(config, shapes)
+    read = {entry.name: entry.source_shape for entry in plan}
+    assert read == converter.FORMAT.parameters(shapes)
+    return told
 
 
 def difference(ours, theirs):
