@@ -78,10 +78,10 @@ def compare(
     compilation.
     """
     family = family_of(model)
-    request = Request(key, model, what, method, options or family.Options())
+    options = options or family.Options()
+    request = Request(key, model, what, method, options)
     family.prepare(*request)
     name = method.name
-    options = request.options
     if family is image:
         if name == "plain" and options.chains:
             name = "speculative along chains"
@@ -148,11 +148,11 @@ def fastest(
         raise UserError(f"the methods are {shown(methods)}; write a list of them")
     for method in methods:
         prepared = family.prepare(*plain._replace(method=method))
-        lossy = isinstance(method, masked.Schedule)
-        if lossy or (family is image and not prepared.recipe.claim.exact):
+        if isinstance(method, masked.Schedule) or (
+            family is image and not prepared.recipe.claim.exact
+        ):
             raise UserError(
-                f"{_name(method)} is lossy with these options; the fastest exact way is"
-                " sought"
+                f"{_name(method)} is lossy with these options; give exact methods"
             )
     if family is image:
         plain = plain._replace(options=dataclasses.replace(options, denoise="plain"))
@@ -160,17 +160,20 @@ def fastest(
     else:
         ways = {_name(method): plain._replace(method=method) for method in methods}
     if len(ways) < len(methods):
-        names = ", ".join(map(_name, methods))
-        raise UserError(f"two of the methods have one name: {names}")
+        raise UserError(
+            f"two of the methods have one name: {', '.join(map(_name, methods))}"
+        )
     first = plain.method.name
     ways = {first: plain, **ways}
 
     def measured(ways: Mapping[str, Request], size: int) -> dict[str, float]:
-        runs = {
-            name: _little(family, way._replace(key=own), size)
-            for name, way in ways.items()
-        }
-        return median_seconds(runs, longest=_LONGEST)
+        return median_seconds(
+            {
+                name: _little(family, way._replace(key=own), size)
+                for name, way in ways.items()
+            },
+            longest=_LONGEST,
+        )
 
     if family is not image:
         size = FIRST_TOKENS
@@ -223,6 +226,8 @@ def _name(method: Any) -> str:
         words.append(f"texts {method.texts}")
     elif hasattr(method, "gamma"):
         words.append(f"gamma {int(np.max(method.gamma))}")
+    if isinstance(method, text.Speculation):
+        words += [method.rule, type(method.drafting().drafter).__name__]
     return " ".join(words + ["coupled"] * getattr(method, "coupled", False))
 
 
@@ -230,7 +235,7 @@ def _little(family: ModuleType, way: Request, size: int) -> Callable[[], Generat
     """Returns a function that generates the first `size` images, or the first `size`
     tokens of every text."""
     if family is image:
-        first = np.arange(min(size, len(way.what)))
+        first = np.arange(len(way.what))[:size]
         mesh = common_mesh(way.model, way.method.draft)
         return functools.partial(make, image.prepare(*way)[first], mesh)
     options = way.options
@@ -254,8 +259,7 @@ def _along_chains(
 ) -> dict[str, Request]:
     """Returns the requests, by name, for these methods with speculation along the
     chains and this window."""
-    chain = image.ChainSpeculation(window)
-    options = dataclasses.replace(plain.options, denoise=chain)
+    options = dataclasses.replace(plain.options, denoise=image.ChainSpeculation(window))
     return {
         f"{_name(method).replace('plain', 'chains')}, window {window}": plain._replace(
             method=method, options=options

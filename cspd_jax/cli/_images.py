@@ -136,7 +136,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     ahead.add_argument(
         "--draft",
         metavar="MODEL",
-        help="the smaller model that drafts, for --method draft",
+        help="the smaller model that drafts; the method is then draft",
     )
     ahead.add_argument(
         "--criterion",

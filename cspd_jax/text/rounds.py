@@ -214,10 +214,10 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, ArrayTree]:
     )
     tokens = drafts.tokens
     wanted = len(state.length), inputs.max_gamma
-    if tokens.shape != wanted:
+    if tokens.shape != wanted or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise UserError(
-            f"{type(inputs.drafter).__name__} drafted tokens {list(tokens.shape)}, not"
-            f" [rows, max_gamma] = {list(wanted)}"
+            f"{type(inputs.drafter).__name__} drafted {tokens.dtype} tokens"
+            f" {list(tokens.shape)}, not integers [rows, max_gamma] = {list(wanted)}"
         )
     known = (tokens >= 0) & (tokens < inputs.num_ids)
     drafts = drafts._replace(

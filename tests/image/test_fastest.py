@@ -14,8 +14,8 @@ from cspd_jax.networks.lm import LM
 
 KEY = jax.random.key(5)
 PROMPTS = [[1, 2, 3], [4, 5]]
-GAMMA_2 = "speculation gamma 2"
-GAMMA_3 = "speculation gamma 3"
+GAMMA_2 = "speculation gamma 2 block ModelDrafter"
+GAMMA_3 = "speculation gamma 3 block ModelDrafter"
 
 
 def text_request(key=None, temperature=0.0):

@@ -103,8 +103,18 @@ def test_drafts_that_are_no_ids_end_a_draft(float64, temperature):
     assert found.info.accepted[:, 1:].sum() == 0 < found.info.tested.sum()
 
 
-def test_drafts_have_the_shape_that_was_asked_for(float64):
+class NoIntegers(PromptLookup):
+    def draft(self, params, state, request):
+        drafts, state = super().draft(params, state, request)
+        return drafts._replace(tokens=drafts.tokens.astype(float)), state
+
+
+@pytest.mark.parametrize(
+    "drafter, said",
+    [(OneShort, r"int32 tokens \[1, 3\]"), (NoIntegers, r"float64 tokens \[1, 4\]")],
+)
+def test_drafts_are_what_was_asked_for(float64, drafter, said):
     model = text_models.model()
     pair = model, text_models.params(model)
-    with pytest.raises(UserError, match=r"OneShort drafted tokens \[1, 3\], not"):
-        text.generate(None, pair, [[3, 5, 7]], text.Speculation(OneShort()))
+    with pytest.raises(UserError, match=f"{drafter.__name__} drafted {said}, not int"):
+        text.generate(None, pair, [[3, 5, 7]], text.Speculation(drafter()))
