@@ -21,7 +21,7 @@ from cspd_jax.coupling.categorical import (
 )
 
 LANES = 50_000
-KEYS_OF_RARE = jax.random.split(jax.random.key(0), 8000)
+KEYS_OF_RARE = jax.random.split(jax.random.key(0), 5000)
 # The worked example of the literature: sleeping, eating, running.
 DRAFT = np.array([0.7, 0.2, 0.1])
 TARGET = np.array([0.4, 0.4, 0.2])
@@ -51,8 +51,8 @@ def fits(values, p):
 
 @pytest.mark.slow
 def test_rare_ids_come_as_often_as_they_should():
-    """16 of 8000 draws are expected to be one of 99 999 ids of probability 2e-8; fewer
-    than 4 have probability 1e-4. With 23 random bits there are none."""
+    """10 of 5000 draws are expected to be one of 99 999 ids of probability 2e-8; none
+    has probability 5e-5. With 23 random bits there are none."""
     log_p = logs(np.append(1 - 99_999 * 2e-8, np.full(99_999, 2e-8)))
     found = {
         draw: np.count_nonzero(jax.lax.map(jax.jit(draw), KEYS_OF_RARE))
@@ -62,7 +62,7 @@ def test_rare_ids_come_as_often_as_they_should():
         )
     }
     ours, coarse = found.values()
-    assert 4 <= ours <= 40 and coarse < 4
+    assert coarse == 0 < ours < 30
 
 
 def test_a_target_that_is_lost_behind_a_draft_decides_nothing_before_it():
