@@ -219,8 +219,8 @@ def _usual(family: ModuleType, plain: Request) -> list[Any]:
 
 
 def _name(method: Any) -> str:
-    """Returns the name of a method with its numbers, which distinguish methods of one
-    kind."""
+    """Returns the name of a method with what distinguishes methods of one kind: its
+    numbers, and for text the rule and the drafter."""
     words = [method.name]
     if getattr(method, "texts", None) is not None:
         words.append(f"texts {method.texts}")

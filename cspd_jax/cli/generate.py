@@ -4,8 +4,8 @@ The command writes samples.png (a labelled grid), samples.npz and report.json in
 folder, and prints the name of the folder. If no method is given, a causal model
 speculates along its chains with --window 8, on a CPU one image after the other. For
 other models the command measures which exact method is the fastest on this machine,
-with windows of 8 and 16, and uses that one. With --draft it uses that draft, and
-measures nothing; --compare says whether the draft saves time.
+with windows of 8 and 16, and uses that one. With --draft and no method, the draft
+model drafts, and nothing is measured; --compare says whether this saves time.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class ChainSpeculation:
 
     window: int = option(
         16,
-        "steps drafted in a head call (default: 16, and where cspd-jax generate"
-        " chooses, 8)",
+        "steps drafted in a head call (default: 16; without a method, cspd-jax generate"
+        " takes 8 for a causal model)",
         flags=("--window",),
         within=(1, None),
         type=int,

@@ -61,8 +61,8 @@ def token_by_token(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> 
     of_drafts = drafts.tokens[:, :, None]
     log_q = drafts.log_q
     if log_q is not None:
-        # A draft that is no id of the target was dropped, so q is taken given its ids.
-        # Both are normalised, so that where they are equal they stay equal.
+        # A draft that is no id of the target was dropped, so q is taken given the
+        # target's ids. p is normalised in the same way: equal ones stay equal.
         log_q = normalised(log_q)
         log_p = normalised(log_p)
     p = jnp.take_along_axis(log_p[:, :gamma], of_drafts, axis=2)[..., 0]

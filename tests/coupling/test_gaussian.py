@@ -141,8 +141,8 @@ def test_wrong_couplings_are_noticed(pair):
 
 @pytest.mark.slow
 def test_coordinates_have_variances_of_their_own():
-    """100 000 drafts of two coordinates, one of which is wider in q. A coupling that
-    swaps the variances of q is refuted."""
+    """N = 100 000. The first of two coordinates is wider in q. A coupling that swaps
+    the variances of q is refuted."""
     p, q = gaussian([0.0, 0.0], 1.0), gaussian([0.0, 0.0], [1.6**0.5, 1.0])
     draft = at(q, normals(2, 7, rows=100_000))
     swapped = q._replace(log_var=q.log_var[::-1])

@@ -68,8 +68,8 @@ def network(folder, name, like=None):
 
 
 def check_published(file, converter, config, prefix=""):
-    """Asserts that the names and shapes in a file are those of a published
-    configuration, and that all of them are read. Returns what the file says."""
+    """Asserts that a file lists the names and shapes of a published configuration, and
+    that the converter reads all of them. Returns what the file says."""
     told = json.loads(file.read_text())
     shapes = Shapes(
         {
